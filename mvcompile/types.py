@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from enum import Enum
 
 ALIGNMENT_BYTES = 64
 """Every tensor a kernel touches starts at a multiple of this (compiled kernels use aligned vector loads)."""
@@ -49,7 +49,7 @@ class TensorSpec:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
-class Status(StrEnum):
+class Status(str, Enum):
     """Outcome of measuring a candidate. Everything but `OK` is data too, and never enters a front."""
 
     OK = "ok"
