@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from . import bert, mobilenet, shipped, tiny
+from . import bert, canonical, mobilenet, shipped, tiny
+
+__all__ = ["BUILT", "SHIPPED", "build", "canonical", "shipped"]
 
 SHIPPED: Mapping[str, str] = {
     "alexnet": "light_bvlc_alexnet.onnx",
