@@ -15,9 +15,9 @@ from onnx import numpy_helper
 
 from . import seeding
 
-RESIDUAL = 0.5
-"""Scale of batch norms that end in a residual sum. Half keeps 16 blocks in range: x1.25 in variance per identity block, x0.5 per
-projected one."""
+RESIDUAL, PROJECTED = 0.35, 0.7
+"""Scale of a batch norm that ends in a residual sum: x1.12 in variance per block, so that 16 of them stay in range. Where both
+summands are normalised (a projected shortcut), each brings half of the variance."""
 
 RECTIFIERS = ("Relu", "Clip", "Softmax")
 TRANSPARENT = ("MaxPool", "AveragePool", "GlobalAveragePool", "Reshape", "Transpose", "Concat", "Dropout", "LRN")
@@ -71,8 +71,7 @@ class _Seeder:
         if node.op_type == "Gemm" and position == 1:
             return seeding.kernel(key, shape, shape[-1], self._gain(node))
         if node.op_type in ("Mul", "BatchNormalization") and position == 1:
-            residual = node.op_type == "BatchNormalization" and any(r.op_type == "Sum" for r in self._readers(node.output[0]))
-            return seeding.scale(key, shape, RESIDUAL if residual else 1.0)
+            return seeding.scale(key, shape, self._share(node))
         if node.op_type == "BatchNormalization" and position == 4:
             return seeding.variance(key, shape)
         if node.op_type in ("Conv", "Gemm", "Add", "BatchNormalization"):
@@ -87,6 +86,14 @@ class _Seeder:
 
     def _readers(self, tensor: str) -> Iterator[onnx.NodeProto]:
         return (node for node, _ in self.consumers.get(tensor, []))
+
+    def _share(self, node: onnx.NodeProto) -> float:
+        for reader in self._readers(node.output[0]):
+            if reader.op_type == "Sum":
+                producers = [self.producers.get(tensor) for tensor in reader.input]
+                projected = all(p is not None and p.op_type == "BatchNormalization" for p in producers)
+                return PROJECTED if projected else RESIDUAL
+        return 1.0
 
     def _gain(self, node: onnx.NodeProto) -> float:
         """2 behind a rectifier, which halves the second moment, 1 elsewhere; a quarter of it before the last softmax, so that no
