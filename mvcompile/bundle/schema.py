@@ -8,12 +8,25 @@ from mvcompile.types import HostTarget, Objectives, TensorSpec, Verification
 
 FORMAT_VERSION = 1
 MAGIC = b"\x89MVB\r\n\x1a\n"
+HEADER_BYTES = 64
+"""Length of the fixed header; the manifest follows it immediately."""
+PAGE_BYTES = 4096
+"""Members start at multiples of this, so that each can be mapped by itself."""
+PIECE_BYTES = 4 * 2**20
+"""A longer member is hashed in pieces of this size (the last one shorter), so that several threads can verify one member."""
+
 KERNELS = "kernels.so"
 WEIGHTS = "weights.bin"
 RUNTIME_LIBRARY = "libtvm_runtime.so"
 RUNTIME_LICENSE = "libtvm_runtime.LICENSE.txt"
 TRACES = "traces.json"
 SELFTEST = "selftest.bin"
+REQUIRED_MEMBERS = (KERNELS, RUNTIME_LIBRARY, RUNTIME_LICENSE, SELFTEST, TRACES, WEIGHTS)
+
+INPUT = "input"
+CONSTANT = "constant"
+ARENA = "arena"
+STORAGES = (INPUT, CONSTANT, ARENA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +143,8 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One file inside the bundle: absolute byte offset (multiple of 4096), byte length and SHA-256 (hex)."""
+    """One file inside the bundle: absolute byte offset (multiple of 4096), byte length and digest (hex): its SHA-256, or, if it
+    is longer than `PIECE_BYTES`, the SHA-256 of its pieces' SHA-256 digests (raw, in order)."""
 
     name: str
     offset: int
