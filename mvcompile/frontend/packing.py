@@ -1,0 +1,95 @@
+"""Packed weight panels: the one layout per layer that all its variants share (architecture rule 3).
+
+A dense operator's constant right-hand side is stored as panels `[N/NR][reduction ...][NR]`, in the order a register-tiled kernel
+reads it. Sequential panels are prefetched and strided rows are not: the measured gain is in docs/design/001-pipeline.md.
+`NR` is the layer's, chosen here from its shape and the target; a schedule may use a narrower register tile than the panel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx, topi
+
+from mvcompile.types import HostTarget
+
+CONV_TAG = "packed_conv2d"
+MATMUL_TAG = "packed_matmul"
+MAX_UNROLLED_CHANNELS = 64
+
+
+def vector_lanes(target: HostTarget, dtype: str = "float32") -> int:
+    """Elements of `dtype` in one vector register of `target`."""
+    return target.vector_bits // (8 * np.dtype(dtype).itemsize)
+
+
+def panel_width(columns: int, rows: int, target: HostTarget) -> int | None:
+    """NR for a product with `rows` independent output rows and `columns` output columns; None when no panel divides it.
+
+    Wide rows want panels of two vectors (a tile of 4 to 6 rows then fills the register file); a single row is bound by the
+    weight stream and wants as many independent accumulators as possible in one panel. Odd widths take one vector.
+    """
+    lanes = vector_lanes(target)
+    if rows == 1:
+        widths = [lanes * count for count in (8, 4, 2, 1, 5, 3)]
+    elif target.vector_registers >= 32:
+        widths = [lanes * count for count in (2, 4, 3, 1)]
+    else:
+        widths = [lanes * count for count in (2, 3, 1)]
+    widths += [lanes // 2] if lanes > 4 else []
+    return next((width for width in widths if columns % width == 0), None)
+
+
+def pack_columns(weight: np.ndarray, width: int) -> np.ndarray:
+    """`[reduction ..., N]` -> `[N/width, reduction ..., width]`, contiguous."""
+    *reduction, columns = weight.shape
+    split = weight.reshape(*reduction, columns // width, width)
+    return np.ascontiguousarray(np.moveaxis(split, -2, 0))
+
+
+def packed_conv2d(
+    data: te.Tensor, weight: te.Tensor, strides: list[int], padding: list[int], dilation: list[int], groups: int
+) -> te.Tensor:
+    """NHWC convolution of `data` (n, h, w, c) with panels `(co/NR, kh, kw, ci/groups, NR)`; float32 accumulation in the data's dtype.
+
+    With groups, a panel never spans two groups (the caller guarantees that NR divides co/groups).
+    """
+    batch, height, width, channels = (int(extent) for extent in data.shape)
+    panels, kernel_h, kernel_w, group_channels, lanes = (int(extent) for extent in weight.shape)
+    top, left, bottom, right = padding
+    out_channels = panels * lanes
+    out_h = (height + top + bottom - dilation[0] * (kernel_h - 1) - 1) // strides[0] + 1
+    out_w = (width + left + right - dilation[1] * (kernel_w - 1) - 1) // strides[1] + 1
+    padded = data
+    if any(padding):
+        padded = topi.nn.pad(data, [0, top, left, 0], [0, bottom, right, 0], name="pad_temp")
+    reduce_y = te.reduce_axis((0, kernel_h), name="ry")
+    reduce_x = te.reduce_axis((0, kernel_w), name="rx")
+    reduce_c = te.reduce_axis((0, group_channels), name="rc")
+
+    def element(n: Any, y: Any, x: Any, c: Any) -> Any:
+        first = 0 if groups == 1 else tirx.indexdiv(c, out_channels // groups) * group_channels
+        return te.sum(
+            padded[n, y * strides[0] + reduce_y * dilation[0], x * strides[1] + reduce_x * dilation[1], first + reduce_c]
+            * weight[tirx.indexdiv(c, lanes), reduce_y, reduce_x, reduce_c, tirx.indexmod(c, lanes)],
+            axis=[reduce_y, reduce_x, reduce_c],
+        )
+
+    del channels
+    return te.compute((batch, out_h, out_w, out_channels), element, name=CONV_TAG)
+
+
+def packed_matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+    """`data` (..., k) times panels `(n/NR, k, NR)` -> (..., n)."""
+    *outer, reduction = (int(extent) for extent in data.shape)
+    panels, _, lanes = (int(extent) for extent in weight.shape)
+    axis = te.reduce_axis((0, reduction), name="rk")
+
+    def element(*index: Any) -> Any:
+        *rows, column = index
+        return te.sum(
+            data[(*rows, axis)] * weight[tirx.indexdiv(column, lanes), axis, tirx.indexmod(column, lanes)], axis=[axis]
+        )
+
+    return te.compute((*outer, panels * lanes), element, name=MATMUL_TAG)

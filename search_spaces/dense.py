@@ -1,0 +1,249 @@
+"""Dense convolutions and matmuls on packed weight panels: a register tile of MR output rows times NR output columns.
+
+One program per (dataflow, loop order, NR, tile rows), with MR sampled. The whole reduction runs inside the tile, whose accumulators
+stay in vector registers. `rows` are output pixels (convolution) or rows of the left operand (matmul); `columns` output channels.
+
+Dataflows
+- `flat`: the pixels of a 1x1 stride-1 convolution, or the rows of a matmul, as one axis: tiles run across image rows.
+- `window`: a tile of TY x TX neighbouring pixels read in place from the padded input.
+- `im2col`: the input window of every pixel is gathered first, then the product is a matmul over one pixel axis: no short rows, at
+  the price of a workspace KH*KW times the input.
+
+Orders
+- `weights`: a weight panel stays in cache while all pixels pass it (columns outermost): the weights are read once.
+- `rows`: a tile's input stays in L1 while all panels pass it (rows outermost): the input is read once, the panels once a tile.
+
+Widths that MR does not divide get a main part and a remainder tile: the loop over tiles is partitioned when it is lowered.
+Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile; TTile (Tollenaere et al., TACO 2022) for
+structured space plus sampling.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.s_tir import Schedule
+from tvm.tirx import IndexMap
+
+from mvcompile.types import HostTarget
+
+TAGS = ("packed_conv2d", "packed_matmul")
+UNROLL_ROWS = 16
+"""No tile has more rows: beyond, code size grows and no register file holds it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a tile has to divide: output rows x columns, spatial height and width, reduction extent, panel width."""
+
+    height: int
+    width: int
+    columns: int
+    reduction: int
+    panel: int
+    pointwise: bool
+    convolution: bool
+
+    @property
+    def rows(self) -> int:
+        return self.height * self.width
+
+
+def matches(sch: Schedule) -> bool:
+    """Whether the task's program contains a packed dense operator."""
+    return _tag(sch) is not None
+
+
+def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
+    """Every design of the space as a schedule with sampled tile rows; designs that cannot be built are left out."""
+    tag = _tag(sch)
+    if tag is None:
+        return
+    shape = _shape(sch, tag)
+    lanes = target.vector_bits // 32
+    for columns, order in itertools.product(_column_tiles(shape, lanes), ("weights", "rows")):
+        budget = _row_budget(columns // lanes, target.vector_registers)
+        if shape.pointwise or shape.rows == 1:
+            yield _flat(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, columns // lanes))
+            continue
+        for tile_y in _window_heights(shape, budget):
+            widths = _row_tiles(shape.width, budget // tile_y, tile_y * columns // lanes)
+            yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
+        if shape.width < 64:  # wide images tile well in place, and their gathered input would leave the cache
+            yield _im2col(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, columns // lanes))
+
+
+def _tag(sch: Schedule) -> str | None:
+    names = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    found = [name for name in names if name in TAGS]
+    return found[0] if len(found) == 1 else None
+
+
+def _extents(sch: Schedule, block: Any) -> list[int]:
+    return [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
+
+
+def _shape(sch: Schedule, tag: str) -> Shape:
+    block = sch.get_sblock(tag)
+    extents, panel = _extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
+    if tag == "packed_matmul":
+        *rows, columns, reduction = extents
+        return Shape(1, math.prod(rows), columns, reduction, panel, pointwise=True, convolution=False)
+    batch, height, width, columns, kernel_h, kernel_w, channels = extents
+    source = [int(extent) for extent in sch.get(block).reads[0].source.shape]
+    pointwise = kernel_h == kernel_w == 1 and source[1:3] == [height, width]
+    return Shape(batch * height, width, columns, kernel_h * kernel_w * channels, panel, pointwise, convolution=True)
+
+
+def _column_tiles(shape: Shape, lanes: int) -> list[int]:
+    """The panel width, and half of it where that is still whole vectors: fewer columns leave registers for more rows."""
+    if shape.panel % lanes:
+        return [shape.panel]
+    half = shape.panel // 2
+    return [shape.panel, half] if half % lanes == 0 and half >= lanes else [shape.panel]
+
+
+def _row_budget(vectors: int, registers: int) -> int:
+    """Tile rows that leave registers for one row of the panel and a broadcast: MR*v + v + 1 <= registers."""
+    vectors = max(vectors, 1)
+    return max(1, min(UNROLL_ROWS, (registers - vectors - 1) // vectors))
+
+
+def _row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
+    """Candidate MR: at least half the accumulators the budget allows (fewer cannot hide the FMA latency), up to the budget."""
+    if extent <= budget:
+        return sorted({extent, -(-extent // 2)}) if extent > 4 else [extent]
+    least = max(1, min(budget, -(-6 // max(vectors, 1))))
+    return list(range(least, budget + 1))
+
+
+def _window_heights(shape: Shape, budget: int) -> list[int]:
+    return [tile for tile in (1, 2) if tile <= shape.height and tile <= budget and shape.height % tile == 0]
+
+
+def _consumer(sch: Schedule, tag: str) -> tuple[list[Any], Any, Any]:
+    """Blocks before the operator, the operator, and the one block after it, into which the element-wise rest is inlined."""
+    names = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    position = names.index(tag)
+    main = sch.get_sblock(tag)
+    before = [sch.get_sblock(name) for name in names[:position]]
+    after = [sch.get_sblock(name) for name in names[position + 1 :]]
+    for block in after[:-1]:
+        sch.compute_inline(block)
+    last = after[-1] if after else sch.cache_write(main, 0, "global")
+    return before, main, last
+
+
+def _flatten_rows(sch: Schedule, main: Any, last: Any) -> None:
+    """Joins all row axes of the operator's result (and of its consumer) into one, so that a tile may run across image rows."""
+    extents = _extents(sch, last)
+    if len(extents) == 2:
+        return
+    axes = len(extents)
+
+    def joined(*index: Any) -> Any:
+        total = index[0]
+        for extent, each in zip(extents[1:-1], index[1:], strict=True):
+            total = total * extent + each
+        return total
+
+    def spatial(*index: Any) -> list[Any]:
+        return [joined(*index[: axes - 1]), *index[axes - 1 :]]
+
+    result = IndexMap.from_func(spatial, ndim=axes)
+    whole = IndexMap.from_func(spatial, ndim=len(sch.get(main).iter_vars))
+    sch.transform_layout(main, ("write", 0), result, assume_injective_transform=True)
+    sch.transform_block_layout(main, whole)
+    sch.transform_block_layout(last, result)
+
+
+def _sample(sch: Schedule, candidates: list[int]) -> Any:
+    return sch.sample_categorical(candidates, [1.0 / len(candidates)] * len(candidates))
+
+
+def _flat(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+    _before, main, last = _consumer(sch, tag)
+    _flatten_rows(sch, main, last)
+    rows, cols = sch.get_loops(last)
+    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
+    outer_c, inner_c = sch.split(cols, [None, columns])
+    grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
+    sch.reorder(*grid, inner_r, inner_c)
+    _micro_kernel(sch, main, last, grid, 2, lanes)
+    return sch
+
+
+def _window(sch: Schedule, tag: str, order: str, tile_y: int, columns: int, lanes: int, widths: list[int]) -> Schedule:
+    before, main, last = _consumer(sch, tag)
+    batch, height, width, cols = sch.get_loops(last)
+    outer_y, inner_y = sch.split(height, [None, tile_y])
+    outer_x, inner_x = sch.split(width, [None, _sample(sch, widths)])
+    outer_c, inner_c = sch.split(cols, [None, columns])
+    grid = [batch, outer_c, outer_y, outer_x] if order == "weights" else [batch, outer_y, outer_x, outer_c]
+    sch.reorder(*grid, inner_y, inner_x, inner_c)
+    grid = [sch.fuse(*grid[:2]), *grid[2:]]
+    _micro_kernel(sch, main, last, grid, 3, lanes)
+    for block in before:
+        _copy(sch, block, lanes)
+    return sch
+
+
+def _im2col(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+    before, main, last = _consumer(sch, tag)
+    gathered = sch.reindex(main, ("read", 0))
+    for block in before:
+        sch.compute_inline(block)
+    _flatten_rows(sch, main, last)
+    rows, cols = sch.get_loops(last)
+    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
+    outer_c, inner_c = sch.split(cols, [None, columns])
+    grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
+    sch.reorder(*grid, inner_r, inner_c)
+    _micro_kernel(sch, main, last, grid, 2, lanes)
+    _copy(sch, gathered, lanes)
+    return sch
+
+
+def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], tile_axes: int, lanes: int) -> None:
+    """Puts the operator into the innermost grid loop and writes the tile as straight-line vector code."""
+    depth = len(grid)
+    reductions = len(sch.get(main).iter_vars) - len(sch.get(last).iter_vars)
+    sch.compute_at(main, grid[-1], preserve_unit_loops=True)
+    inner = sch.get_loops(main)[depth:]
+    tile, reduction = inner[: len(inner) - reductions], inner[len(inner) - reductions :]
+    sch.reorder(*reduction, *tile)
+    sch.parallel(grid[0])  # before the initialisation is split off: two blocks that write one buffer are no longer provably parallel
+    _straight_line(sch, tile, lanes)
+    start = sch.decompose_reduction(main, reduction[0])
+    _unroll_but_last(sch, sch.get_loops(start)[depth:])
+    _straight_line(sch, sch.get_loops(last)[depth:], lanes)
+
+
+def _straight_line(sch: Schedule, tile: list[Any], lanes: int) -> None:
+    *rows, columns = tile
+    vectors, lane = sch.split(columns, [None, lanes])
+    sch.vectorize(lane)
+    sch.unroll(vectors)
+    for loop in rows:
+        sch.unroll(loop)
+
+
+def _unroll_but_last(sch: Schedule, loops: list[Any]) -> None:
+    *outer, lane = loops
+    sch.vectorize(lane)
+    for loop in outer:
+        sch.unroll(loop)
+
+
+def _copy(sch: Schedule, block: Any, lanes: int) -> None:
+    """A data movement block (padding, gathering): outermost loops in parallel, innermost in vectors where they divide."""
+    *outer, last = sch.get_loops(block)
+    if int(sch.get(last).extent) % lanes == 0:
+        sch.vectorize(sch.split(last, [None, lanes])[1])
+    wide = [loop for loop in outer if int(sch.get(loop).extent) > 1]
+    if wide:
+        sch.parallel(wide[0])
