@@ -1,0 +1,73 @@
+"""Simplification of a model before it is imported: onnxslim, and a comparison of its result with the original.
+
+onnxslim folds constants and batch norms and drops what does nothing. It is trusted with no more than a proposal: its result has
+to have the same outputs, and to compute the same values on random inputs, or the model is compiled as it came.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxslim
+
+from mvcompile.errors import ModelError
+from mvcompile.frontend.naming import Core
+from mvcompile.frontend.onnx_file import default_opset
+from mvcompile.frontend.reference import Array, integer_limits, random_inputs, reference_outputs
+from mvcompile.frontend.shapes import infer_shapes, tensor_spec
+
+LARGEST_CHECKED_BYTES = 1_900_000_000
+"""Protocol buffers end at 2 GiB, and with them what can be handed to onnxslim or, from memory, to ONNX Runtime."""
+
+RTOL, ATOL = 1e-3, 1e-5
+"""|a - b| <= RTOL * |b| + ATOL * max|b|: folding a batch norm moves a float32 result by a few units in the last place per layer."""
+
+
+def simplify(core: Core) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """A simpler model that computes the same outputs under the same names, with inferred shapes; warnings if there is none."""
+    try:
+        return _checked(core.proto), ()
+    except Exception as error:  # onnxslim raises whatever it stumbles over; the model can be compiled as it is
+        return core.proto, (f"not simplified by onnxslim {onnxslim.__version__}: {type(error).__name__}: {error}",)
+
+
+def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """onnxslim's version of `proto`. Raises `ModelError` if it computes something else, or if that could not be found out."""
+    if not proto.graph.node:
+        return proto
+    if proto.ByteSize() > LARGEST_CHECKED_BYTES:
+        raise ModelError(f"{proto.ByteSize()} bytes of weights and graph are more than could be checked afterwards")
+    inputs, expected = _expected(proto)
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    simple = onnxslim.slim(copy)
+    if simple is None or default_opset(simple) != default_opset(proto):
+        raise ModelError("the result is no model of the same operator set")
+    infer_shapes(simple)
+    _compare(expected, reference_outputs(simple, inputs, optimize=False))
+    return simple
+
+
+def _expected(proto: onnx.ModelProto) -> tuple[dict[str, Array], dict[str, Array]]:
+    specs = [tensor_spec(info, "input") for info in proto.graph.input]
+    inputs = random_inputs(specs, seed=0, limits=integer_limits(proto))
+    return inputs, reference_outputs(proto, inputs, optimize=False) if proto.graph.output else {}
+
+
+def _compare(expected: dict[str, Array], found: dict[str, Array]) -> None:
+    """Raise `ModelError` unless both hold the same outputs, with equal values up to rounding."""
+    if list(expected) != list(found):
+        raise ModelError(f"it has outputs {list(found)} instead of {list(expected)}")
+    for name, want in expected.items():
+        have = found[name]
+        if (have.shape, have.dtype) != (want.shape, want.dtype):
+            raise ModelError(f"its output {name} is {have.dtype}{list(have.shape)} instead of {want.dtype}{list(want.shape)}")
+        if want.dtype.kind != "f":
+            close = np.array_equal(have, want)
+        else:
+            loose = 10.0 if want.dtype.itemsize < 4 else 1.0
+            finite = np.abs(want[np.isfinite(want)])
+            scale = float(finite.max()) if finite.size else 0.0
+            close = np.allclose(have, want, rtol=RTOL * loose, atol=ATOL * loose * scale, equal_nan=True)
+        if not close:
+            raise ModelError(f"it changes output {name} by up to {np.max(np.abs(have.astype(float) - want.astype(float))):.3g}")
