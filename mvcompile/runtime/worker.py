@@ -1,0 +1,126 @@
+"""The thread of a session: the only one that calls its kernels, pinned to the session's cores."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from mvcompile.errors import EnvironmentProblem
+from mvcompile.runtime.native import configure_thread_pool
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+class WorkerStoppedError(Exception):
+    """A call came after `stop`."""
+
+
+class _Job:
+    """A call that waits for the worker. `done` is held until the call has ended."""
+
+    __slots__ = ("argument", "done", "error", "function", "result")
+
+    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
+        self.function = function
+        self.argument = argument
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.done = _thread.allocate_lock()
+        self.done.acquire()
+
+
+class Worker:
+    """A thread pinned to `cores[0]`, whose kernels' parallel loops run on all of `cores`, one thread each.
+
+    The threads that call it keep their affinity. Nothing refers to the worker's owner, so that the owner can be collected.
+    """
+
+    def __init__(self, cores: Sequence[int], name: str) -> None:
+        """Raises EnvironmentProblem if the thread cannot be started or pinned."""
+        # A queue and a fresh lock per call take 17 us there and back on 2 cores of a virtual machine, a pair of locks 15 us; but
+        # here a call that an interrupt has left alone cannot be mistaken for the next one.
+        self._queue: SimpleQueue[_Job] = SimpleQueue()
+        self._gate = threading.Lock()
+        self._stopped = False
+        started = _Job(_settle, tuple(cores))
+        self._queue.put(started)
+        self._thread = threading.Thread(target=_serve, args=(self._queue,), name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise EnvironmentProblem(
+                f"no thread could be started for the session: {error}; raise the limit (ulimit -u)"
+            ) from error
+        started.done.acquire()
+        if started.error is not None:
+            self.stop(_nothing)
+            message = f"the session's thread could not be pinned to cores {list(cores)}: {started.error}; name other cores=..."
+            raise EnvironmentProblem(message) from started.error
+
+    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
+        """`function(argument)` in the worker's thread, after the calls that came before. Raises what it raises.
+
+        Raises WorkerStoppedError after `stop`.
+        """
+        job = _Job(function, argument)
+        with self._gate:
+            if self._stopped:
+                raise WorkerStoppedError
+            self._queue.put(job)
+        job.done.acquire()
+        if job.error is None:
+            result: Result = job.result
+            return result
+        try:
+            raise job.error
+        finally:
+            del job  # the error refers to this frame, and the job to the error
+
+    def stop(self, last: Callable[[None], None]) -> None:
+        """End the thread once the calls so far are done, with `last(None)` as its last act. Returns at once."""
+        with self._gate:
+            if not self._stopped:
+                self._stopped = True
+                job = _Job(last, None)
+                job.argument = _END
+                self._queue.put(job)
+
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+_END = object()
+
+
+def _nothing(_: None) -> None:
+    return
+
+
+def _settle(cores: tuple[int, ...]) -> None:
+    # In this order: threads of the pool that TVM does not pin itself (TVM_BIND_THREADS=0) inherit the session's cores, and TVM
+    # lets the thread that configures the pool roam over all of them.
+    os.sched_setaffinity(0, cores)
+    configure_thread_pool(cores)
+    os.sched_setaffinity(0, cores[:1])
+
+
+def _serve(queue: SimpleQueue[_Job]) -> None:
+    while True:
+        job = queue.get()
+        last = job.argument is _END
+        try:
+            job.result = job.function(None if last else job.argument)
+        except BaseException as error:  # it belongs to the caller, whatever it is
+            job.error = error
+        done = job.done
+        del job  # the caller's arrays must not live until the next call
+        done.release()
+        if last:
+            return
