@@ -6,11 +6,13 @@ arguments than it was compiled for, and reads no tensor that nothing has written
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 
 from mvcompile.bundle.check_plan import check_plan
-from mvcompile.bundle.codec import fault
+from mvcompile.bundle.codec import fault, mismatch
 from mvcompile.bundle.extents import checked_nbytes, require_range
 from mvcompile.bundle.schema import (
     FORMAT_VERSION,
@@ -18,6 +20,7 @@ from mvcompile.bundle.schema import (
     PAGE_BYTES,
     REQUIRED_MEMBERS,
     SELFTEST,
+    TRACES,
     WEIGHTS,
     Coverage,
     Manifest,
@@ -54,6 +57,27 @@ def check_manifest(manifest: Manifest, file_length: int, data_start: int = HEADE
     check_plan(manifest.plan, manifest.model, manifest.tasks, members[WEIGHTS].length)
     _check_selftest(manifest.selftest, manifest.model, members[SELFTEST].length)
     _check_coverage(manifest.coverage)
+
+
+def check_traces(manifest: Manifest, data: bytes | memoryview) -> None:
+    """Check that `data`, the bytes of traces.json, holds the trace of every variant and nothing that is not what its key says.
+
+    No part of opening a bundle, because running it needs no traces. Raises BundleError.
+    """
+    try:
+        traces = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{TRACES} is not JSON in UTF-8: {error}") from error
+    if not isinstance(traces, dict):
+        raise fault(TRACES, traces, "an object that maps the SHA-256 of a trace to its text")
+    for digest, trace in traces.items():
+        if not isinstance(trace, str) or sha256(trace.encode("utf-8", "surrogatepass")).hexdigest() != digest:
+            raise fault(f"{TRACES}[{digest!r}]", trace, "the text with this SHA-256")
+    for index, task in enumerate(manifest.tasks):
+        for number, variant in enumerate(task.variants):
+            if variant.trace_sha256 not in traces:
+                path = f"manifest.tasks[{index}].variants[{number}].trace_sha256"
+                raise fault(path, variant.trace_sha256, f"the digest of a trace in {TRACES}")
 
 
 def _check_model(model: Model) -> None:
@@ -118,9 +142,8 @@ def _check_task(task: Task, path: str) -> None:
     _require_share(task.time_share, f"{path}.time_share")
     _require_share(task.hypervolume_ratio, f"{path}.hypervolume_ratio")
     if len(task.front) > task.measured or (task.measured and not task.front):
-        raise fault(
-            f"{path}.front", f"{len(task.front)} vectors", f"1 to {task.measured} of {task.measured} measured, or none of 0"
-        )
+        expected = f"1 to {task.measured} vectors of as many measured" if task.measured else "none, because nothing was measured"
+        raise mismatch(f"{path}.front", f"{len(task.front)} vectors", expected)
     if task.tuned and not task.measured:
         raise fault(f"{path}.measured", task.measured, "at least 1 for a tuned task")
     _check_variants(task.variants, f"{path}.variants")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mvcompile.bundle.codec import fault
+from mvcompile.bundle.codec import fault, mismatch
 from mvcompile.bundle.extents import checked_nbytes, require_range
 from mvcompile.bundle.schema import (
     ARENA,
@@ -73,7 +73,7 @@ def _check_input(tensor: Tensor, inputs: tuple[TensorSpec, ...], path: str) -> N
         raise fault(f"{path}.offset", tensor.offset, f"the index of one of the model's {len(inputs)} inputs")
     spec = inputs[tensor.offset]
     if (tensor.dtype, tensor.shape) != (spec.dtype, spec.shape):
-        raise fault(path, _kind(tensor), f"{_kind(spec)} as manifest.model.inputs[{tensor.offset}]")
+        raise mismatch(path, _kind(tensor), f"{_kind(spec)} as manifest.model.inputs[{tensor.offset}]")
 
 
 def _check_step(step: Step, plan: Plan, tasks: tuple[Task, ...], ranges: dict[int, Range], path: str) -> None:
@@ -91,12 +91,12 @@ def _check_step(step: Step, plan: Plan, tasks: tuple[Task, ...], ranges: dict[in
         written = step.arguments[index]
         if written not in ranges:
             found = f"tensor {written} in storage {plan.tensors[written].storage}"
-            raise fault(f"{path}.arguments[{index}]", found, "a tensor in the arena, because the task writes it")
+            raise mismatch(f"{path}.arguments[{index}]", found, "a tensor in the arena, because the task writes it")
         # Kernels are compiled for arguments that do not alias.
         others = [other for position, other in enumerate(step.arguments) if position != index and other in ranges]
         clash = next((other for other in others if _overlap(ranges[written], ranges[other])), None)
         if clash is not None:
-            raise fault(
+            raise mismatch(
                 f"{path}.arguments[{index}]", f"tensor {written}", f"a range that does not overlap argument tensor {clash}"
             )
 
@@ -123,7 +123,7 @@ def _require_like(plan: Plan, tensor: int, wanted: Parameter | TensorSpec, path:
         raise fault(path, tensor, f"the index of one of {len(plan.tensors)} tensors")
     found = plan.tensors[tensor]
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        raise fault(path, f"tensor {tensor} of {_kind(found)}", f"{_kind(wanted)} as {wanted_path}")
+        raise mismatch(path, f"tensor {tensor} of {_kind(found)}", f"{_kind(wanted)} as {wanted_path}")
 
 
 def _check_dataflow(plan: Plan, tasks: tuple[Task, ...], ranges: dict[int, Range]) -> None:
@@ -156,7 +156,7 @@ def _written(step: Step, tasks: tuple[Task, ...]) -> tuple[int, ...]:
 def _require_whole(tensor: int, wanted: Range, whole: dict[int, Range], produced: set[int], path: str) -> None:
     if tensor in whole or (tensor not in produced and _covered(wanted, whole.values())):
         return
-    raise fault(path, f"tensor {tensor}", "a tensor that an earlier step wrote and no later one overwrote")
+    raise mismatch(path, f"tensor {tensor}", "a tensor that an earlier step wrote and no later one overwrote")
 
 
 def _covered(wanted: Range, ranges: Iterable[Range]) -> bool:

@@ -12,7 +12,7 @@ import math
 import reprlib
 import types
 from collections.abc import Callable
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
@@ -22,17 +22,31 @@ from mvcompile.errors import BundleError
 INTEGER_LIMIT = 2**63
 """Integers of the manifest lie in 0 .. 2^63-1: what a signed 64-bit reader in any language can hold."""
 
-ROOT = "manifest"
-
-Decoder = Callable[[object, str], Any]
-
+_ROOT = "manifest"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+Decoder = Callable[[Any], Any]
+
+
+class _Mismatch(Exception):
+    """A value of the wrong form. `trail` is its path from the innermost step outwards: paths are put together only when needed,
+    which halves the time of decoding."""
+
+    def __init__(self, problem: str, *trail: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.trail = list(trail)
 
 
 def fault(path: str, found: object, expected: str) -> BundleError:
     """The error for the value at `path` (JSON path from `manifest`) that is not as `expected`."""
-    return BundleError(f"{path} is {_SHORT.repr(found)}, expected {expected}")
+    return BundleError(f"{path} {_problem(found, expected)}")
+
+
+def mismatch(path: str, found: str, expected: str) -> BundleError:
+    """The same as `fault` for what is described in words and not quoted."""
+    return BundleError(f"{path} is {found}, expected {expected}")
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -46,7 +60,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def to_plain(manifest: Manifest) -> dict[str, Any]:
     """The manifest as `json.loads` would give it, with every float field a float. Raises BundleError as `encode_manifest`."""
     # The decoder doubles as the check of what callers built: numpy scalars, NaN and None are refused here, not by a later reader.
-    return asdict(cast(Manifest, _decoder(Manifest)(asdict(manifest), ROOT)))
+    return cast(dict[str, Any], _plain(_from_plain(_plain(manifest))))
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -54,10 +68,26 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         plain = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError:
-        raise BundleError(f"{ROOT} is nested too deeply to be one") from None
+        raise BundleError(f"{_ROOT} is nested too deeply to be one") from None
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
-        raise BundleError(f"{ROOT} is not JSON in UTF-8: {error}") from error
-    return cast(Manifest, _decoder(Manifest)(plain, ROOT))
+        raise BundleError(f"{_ROOT} is not JSON in UTF-8: {error}") from error
+    return _from_plain(plain)
+
+
+def _from_plain(plain: object) -> Manifest:
+    try:
+        return cast(Manifest, _decoder(Manifest)(plain))
+    except _Mismatch as error:
+        raise BundleError(f"{_ROOT}{''.join(reversed(error.trail))} {error.problem}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses as dicts and tuples as lists; `dataclasses.asdict` does it too, but copies every number and string."""
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
@@ -65,12 +95,16 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(plain) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise BundleError(f"{ROOT} holds an object with two fields named {_SHORT.repr(twice)}")
+        raise BundleError(f"{_ROOT} holds an object with two fields named {_SHORT.repr(twice)}")
     return plain
 
 
 def _constant(text: str) -> object:
-    raise BundleError(f"{ROOT} holds {text}, expected finite numbers only")
+    raise BundleError(f"{_ROOT} holds {text}, expected finite numbers only")
+
+
+def _problem(found: object, expected: str) -> str:
+    return f"is {_SHORT.repr(found)}, expected {expected}"
 
 
 @cache
@@ -91,33 +125,34 @@ def _decoder(hint: Any) -> Decoder:
     raise TypeError(f"a manifest field cannot be of type {hint}")
 
 
-def _string(value: object, path: str) -> str:
+def _string(value: Any) -> str:
     if type(value) is not str:
-        raise fault(path, value, "a string")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no one could print or write to a file
-        raise fault(path, value, "a string of whole Unicode characters") from None
+        raise _Mismatch(_problem(value, "a string"))
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which no one could print or write to a file
+            raise _Mismatch(_problem(value, "a string of whole Unicode characters")) from None
     return value
 
 
-def _integer(value: object, path: str) -> int:
+def _integer(value: Any) -> int:
     if type(value) is not int or not 0 <= value < INTEGER_LIMIT:
-        raise fault(path, value, "an integer from 0 to 2^63-1")
+        raise _Mismatch(_problem(value, "an integer from 0 to 2^63-1"))
     return value
 
 
-def _number(value: object, path: str) -> float:
+def _number(value: Any) -> float:
     if type(value) is int and 0 <= value < INTEGER_LIMIT:
         return float(value)
-    if type(value) is not float or not math.isfinite(value) or value < 0:
-        raise fault(path, value, "a finite number that is not negative")
+    if type(value) is not float or not 0 <= value < math.inf:
+        raise _Mismatch(_problem(value, "a finite number that is not negative"))
     return value
 
 
-def _boolean(value: object, path: str) -> bool:
+def _boolean(value: Any) -> bool:
     if type(value) is not bool:
-        raise fault(path, value, "true or false")
+        raise _Mismatch(_problem(value, "true or false"))
     return value
 
 
@@ -125,23 +160,37 @@ _PRIMITIVES: dict[Any, Decoder] = {str: _string, int: _integer, float: _number, 
 
 
 def _optional(decode: Decoder) -> Decoder:
-    return lambda value, path: None if value is None else decode(value, path)
+    return lambda value: None if value is None else decode(value)
 
 
 def _array(decode: Decoder) -> Decoder:
-    def array(value: object, path: str) -> tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)):
-            raise fault(path, value, "an array")
-        return tuple([decode(item, f"{path}[{index}]") for index, item in enumerate(value)])
+    def array(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise _Mismatch(_problem(value, "an array"))
+        done: list[Any] = []
+        try:
+            for item in value:
+                done.append(decode(item))
+        except _Mismatch as error:
+            error.trail.append(f"[{len(done)}]")
+            raise
+        return tuple(done)
 
     return array
 
 
 def _mapping(decode: Decoder) -> Decoder:
-    def mapping(value: object, path: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise fault(path, value, "an object")
-        return {_string(key, f"a key of {path}"): decode(item, f"{path}[{_SHORT.repr(key)}]") for key, item in value.items()}
+    def mapping(value: Any) -> dict[str, Any]:
+        if type(value) is not dict:
+            raise _Mismatch(_problem(value, "an object"))
+        done: dict[str, Any] = {}
+        for key, item in value.items():
+            try:
+                done[_string(key)] = decode(item)
+            except _Mismatch as error:
+                error.trail.append(f"[{_SHORT.repr(key)}]")
+                raise
+        return done
 
     return mapping
 
@@ -150,19 +199,27 @@ def _dataclass(cls: type) -> Decoder:
     hints = get_type_hints(cls)
     decoders = {field.name: _decoder(hints[field.name]) for field in fields(cls)}
 
-    def record(value: object, path: str) -> Any:
-        if not isinstance(value, dict):
-            raise fault(path, value, "an object")
+    def record(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _Mismatch(_problem(value, "an object"))
         if value.keys() != decoders.keys():
-            raise _wrong_fields(value, path, list(decoders))
-        return cls(*[decode(value[name], f"{path}.{name}") for name, decode in decoders.items()])
+            raise _wrong_fields(value, list(decoders))
+        name = ""
+        values: list[Any] = []
+        try:
+            for name, decode in decoders.items():
+                values.append(decode(value[name]))
+        except _Mismatch as error:
+            error.trail.append(f".{name}")
+            raise
+        return cls(*values)
 
     return record
 
 
-def _wrong_fields(value: dict[str, object], path: str, names: list[str]) -> BundleError:
+def _wrong_fields(value: dict[str, object], names: list[str]) -> _Mismatch:
     missing = [name for name in names if name not in value]
     if missing:
-        return BundleError(f"{path}.{missing[0]} is missing, expected the fields {', '.join(names)}")
+        return _Mismatch(f"is missing, expected the fields {', '.join(names)}", f".{missing[0]}")
     unknown = next(name for name in value if name not in names)
-    return BundleError(f"{path} has an unknown field {_SHORT.repr(unknown)}, expected only {', '.join(names)}")
+    return _Mismatch(f"has an unknown field {_SHORT.repr(unknown)}, expected only {', '.join(names)}")

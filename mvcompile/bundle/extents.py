@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mvcompile.bundle.codec import INTEGER_LIMIT, fault
+from mvcompile.bundle.codec import INTEGER_LIMIT, fault, mismatch
 from mvcompile.types import DTYPE_BYTES
 
 MAX_RANK = 32
@@ -31,4 +31,4 @@ def require_range(offset: int, length: int, alignment: int, limit: int, path: st
     if offset < 0 or offset % alignment:
         raise fault(path, offset, f"an offset that is a multiple of {alignment}")
     if length < 0 or offset + length > limit:
-        raise fault(path, f"offset {offset} and length {length}", f"an end within the {limit} bytes of {where}")
+        raise mismatch(path, f"offset {offset} and length {length}", f"an end within the {limit} bytes of {where}")

@@ -20,6 +20,7 @@ WEIGHTS = "weights.bin"
 RUNTIME_LIBRARY = "libtvm_runtime.so"
 RUNTIME_LICENSE = "libtvm_runtime.LICENSE.txt"
 TRACES = "traces.json"
+"""A JSON object that maps `trace_sha256` of every variant to its trace: the text whose SHA-256 that is."""
 SELFTEST = "selftest.bin"
 REQUIRED_MEMBERS = (KERNELS, RUNTIME_LIBRARY, RUNTIME_LICENSE, SELFTEST, TRACES, WEIGHTS)
 

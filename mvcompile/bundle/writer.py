@@ -42,7 +42,9 @@ def write_bundle(path: str | os.PathLike[str], manifest: Manifest, members: Mapp
     target = Path(os.path.realpath(path))  # a link stays a link
     start = _first_offset(manifest, members)
     temporary = target.parent / f".mvcompile-{secrets.token_hex(8)}.tmp"
-    need = start + sum(_known_length(source) for source in members.values())
+    need = start
+    for name in sorted(members):
+        need = align(need, PAGE_BYTES) + _known_length(members[name])
     try:
         if target.exists() and not target.is_file():
             raise UsageError(f"{path} exists and is not a regular file: name another file for the bundle")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable
 from hashlib import sha256
@@ -38,6 +39,9 @@ from mvcompile.bundle.schema import (
 )
 from mvcompile.bundle.writer import write_bundle
 from mvcompile.types import HostTarget, Objectives, TensorSpec, Verification, align
+
+Change = Callable[[dict[str, Any]], object]
+"""Changes a manifest's JSON values in place."""
 
 _TRACES = ("[[],[]]", "[[1],[]]", "[[2],[]]")
 _DIGESTS = tuple(sha256(trace.encode()).hexdigest() for trace in _TRACES)
@@ -107,7 +111,23 @@ def write_tiny(path: str | os.PathLike[str]) -> Path:
     return Path(path)
 
 
-def reseal(data: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+def put(path: str, value: object) -> Change:
+    """The change that puts `value` at `path` of a manifest's JSON, such as `plan.steps[0].task`; `[2]` past the end appends."""
+
+    def change(plain: dict[str, Any]) -> None:
+        *steps, last = [int(step) if step.isdigit() else step for step in re.findall(r"[^.\[\]]+", path)]
+        target: Any = plain
+        for step in steps:
+            target = target[step]
+        if isinstance(target, list) and last == len(target):
+            target.append(value)
+        else:
+            target[last] = value
+
+    return change
+
+
+def reseal(data: bytes, change: Change) -> bytes:
     """The bundle `data` with its manifest (as JSON values) changed in place by `change`, and digests and lengths that fit again.
 
     What a careful forger or a faulty writer would make: only the checks of the manifest itself can refuse it.
