@@ -34,9 +34,9 @@ from mvcompile.bundle.schema import (
 from mvcompile.errors import BundleError
 from mvcompile.types import OBJECTIVE_UNITS, HostTarget, TensorSpec
 
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MEMBER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 _ROUNDING = 1e-6  # a sum of shares may exceed 1 by the rounding of its terms
 
 
@@ -153,7 +153,7 @@ def _check_variants(variants: tuple[Variant, ...], path: str) -> None:
     if not variants:
         raise fault(path, variants, "at least one variant")
     for index, variant in enumerate(variants):
-        if not _IDENTIFIER.fullmatch(variant.symbol):
+        if not IDENTIFIER.fullmatch(variant.symbol):
             raise fault(f"{path}[{index}].symbol", variant.symbol, "an identifier of ASCII letters, digits and _")
         _require_sha256(variant.trace_sha256, f"{path}[{index}].trace_sha256")
         if (variant.objectives is None) != (variants[0].objectives is None):
@@ -175,7 +175,7 @@ def _check_members(members: tuple[Member, ...], file_length: int, data_start: in
     end, before = data_start, "the manifest"
     for index, member in sorted(enumerate(members), key=lambda item: (item[1].offset, item[1].length)):
         path = f"manifest.members[{index}]"
-        if not _MEMBER_NAME.fullmatch(member.name):
+        if not MEMBER_NAME.fullmatch(member.name):
             raise fault(f"{path}.name", member.name, "a file name of at most 100 ASCII letters, digits, '.', '_' and '-'")
         require_range(member.offset, member.length, PAGE_BYTES, file_length, path)
         if member.offset < end:
@@ -213,7 +213,7 @@ def _require_share(value: float, path: str) -> None:
 
 
 def _require_sha256(value: str, path: str) -> None:
-    if not _SHA256.fullmatch(value):
+    if not SHA256.fullmatch(value):
         raise fault(path, value, "a SHA-256 digest of 64 lower-case hexadecimal digits")
 
 

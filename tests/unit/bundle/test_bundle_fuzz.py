@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from mvcompile.bundle.check import check_manifest
@@ -93,6 +94,8 @@ def test_mutated_files_are_refused_or_can_be_described(tiny: Path, tmp_path: Pat
     with open_bundle(tiny) as bundle:
         original = json.dumps(to_plain(bundle.manifest))
     path = tmp_path / "mutated.mvb"
+    schema = json.loads((Path(__file__).parents[3] / "docs/bundle-v1.schema.json").read_text(encoding="utf-8"))
+    validator = jsonschema.Draft202012Validator(schema)
     chance = random.Random(2)
     described = 0
     for _ in range(400):
@@ -104,6 +107,7 @@ def test_mutated_files_are_refused_or_can_be_described(tiny: Path, tmp_path: Pat
         except BundleError:
             continue
         with bundle:
+            validator.validate(to_plain(bundle.manifest))  # the published schema is never stricter than the reader
             assert json.loads(json.dumps(to_json(bundle)))["manifest"] == to_plain(bundle.manifest)
             assert all(line.isprintable() for line in describe(bundle).split("\n"))
         described += 1
