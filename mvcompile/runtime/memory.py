@@ -16,7 +16,8 @@ from mvcompile.types import ALIGNMENT_BYTES, align
 Array = npt.NDArray[Any]
 
 _HUGE_PAGE_BYTES = 2 * 2**20
-_DLPACK_1 = (1, 0)
+_VERSIONED_DLPACK = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
+"""Whether numpy lends read-only arrays; before, it has no way to say that they are."""
 
 
 def allocate(nbytes: int) -> Array:
@@ -53,11 +54,11 @@ def array_at(block: Array, offset: int, dtype: str, shape: tuple[int, ...]) -> A
 
 
 def tensor(array: Array) -> tvm_ffi.Tensor:
-    """`array` as a kernel's argument: the same memory, which it keeps alive. Read-only arrays must not be written through it."""
-    try:
-        return tvm_ffi.from_dlpack(array.__dlpack__(max_version=_DLPACK_1))
-    except TypeError:  # numpy before 2.1 has no versions, and refuses read-only arrays with BufferError
-        return tvm_ffi.from_dlpack(array)
+    """`array` as a kernel's argument: the same memory, which it keeps alive. Read-only arrays must not be written through it.
+
+    Raises BufferError for a read-only array if numpy is older than 2.1.
+    """
+    return tvm_ffi.from_dlpack(array.__dlpack__(max_version=(1, 0)) if _VERSIONED_DLPACK else array)
 
 
 def bindable(array: Array) -> tvm_ffi.Tensor | None:

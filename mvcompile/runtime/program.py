@@ -135,7 +135,8 @@ class Program:
 
     def _fail(self, remaining: int, error: Exception) -> NoReturn:
         step = len(self._arguments) - remaining - 1
-        raise BundleError(f"the kernel of layer {self._layers[step]!r} failed: {error}; compile the model again") from error
+        reason = " ".join(str(error).split())
+        raise BundleError(f"the kernel of layer {self._layers[step]!r} failed: {reason}; compile the model again") from error
 
 
 def _arrays(plan: Plan, weights: memoryview) -> list[Array | None]:

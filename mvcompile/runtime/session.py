@@ -6,13 +6,14 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import TypeVar
 
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
-from mvcompile.errors import UsageError
+from mvcompile.errors import BundleError, UsageError
 from mvcompile.runtime.cores import CoreRegistry, Lease
 from mvcompile.runtime.host import check_host, this_host
 from mvcompile.runtime.inputs import InputCheck
@@ -59,20 +60,20 @@ def load(
     no bundle, IncompatibleBundleError for a newer format, another architecture, CPU features this CPU lacks, another system or
     another tvm-ffi, EnvironmentProblem for lack of memory or threads. None of the bundle's code is loaded before all checks.
     """
-    bundle = open_bundle(path, verify=verify)
-    lease = None
-    try:
-        check_host(bundle.manifest, this_host())
-        lease = _CORES.lease(os.fspath(path), threads, cores, share_cores)
-        ensure_tvm_runtime(bundle.member(RUNTIME_LIBRARY))
-        kernels = find_kernels(bundle.manifest.tasks, Library(bundle.member(KERNELS)))
-        program = Program(bundle.manifest, kernels, bundle.member(WEIGHTS))
+    with ExitStack() as undo:
+        bundle = open_bundle(path, verify=verify)
+        undo.callback(bundle.close)
+        try:
+            check_host(bundle.manifest, this_host())
+            lease = _CORES.lease(str(bundle.path), threads, cores, share_cores)
+            undo.callback(_CORES.release, lease)
+            ensure_tvm_runtime(bundle.member(RUNTIME_LIBRARY))
+            kernels = find_kernels(bundle.manifest.tasks, Library(bundle.member(KERNELS)))
+            program = Program(bundle.manifest, kernels, bundle.member(WEIGHTS))
+        except BundleError as error:
+            raise _named(bundle, error) from error
         worker = Worker(lease.cores, f"mvcompile {bundle.manifest.model.name}")
-    except BaseException:
-        if lease is not None:
-            _CORES.release(lease)
-        bundle.close()
-        raise
+        undo.pop_all()
     return Session(bundle, program, worker, lease)
 
 
@@ -202,6 +203,8 @@ class Session:
             return self._worker.call(function, inputs)
         except WorkerStoppedError:
             raise self._closed() from None
+        except BundleError as error:
+            raise _named(self._bundle, error) from error
 
     def _store(self, choices: Sequence[Choice]) -> None:
         try:
@@ -224,6 +227,10 @@ class Session:
 
     def _closed(self) -> UsageError:
         return UsageError(f"the session of {self._bundle.path} is closed: load the bundle again")
+
+
+def _named(bundle: Bundle, error: BundleError) -> BundleError:
+    return type(error)(f"{bundle.path}: {error}")
 
 
 def _info(index: int, variant: Variant) -> VariantInfo:
