@@ -15,6 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mvcompile.errors import ModelError
 from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmul, panel_width
+from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
 PREPARE_VERSION = 1
@@ -145,19 +146,6 @@ def _fold_layout_pass() -> tvm.transform.Pass:
         return visitor.builder_.get()
 
     return fold
-
-
-def tvm_target(target: HostTarget) -> tvm.target.Target:
-    """The TVM target that code for `target` is generated with."""
-    return tvm.target.Target(
-        {
-            "kind": "llvm",
-            "mtriple": target.triple,
-            "mcpu": target.cpu,
-            "mattr": [f"+{feature}" for feature in target.features],
-            "num-cores": target.num_cores,
-        }
-    )
 
 
 def prepare(module: tvm.IRModule, target: HostTarget) -> PreparedModel:

@@ -1,0 +1,69 @@
+"""Frozen options of a compilation, validated where they are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mvcompile.errors import UsageError
+
+MAX_VARIANTS = 32
+DEFAULT_BUDGET_S = 600.0
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m` or `1.5h`. Raises UsageError for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip().lower())
+    if match is None:
+        raise UsageError(f"budget {text!r} is not a duration; write seconds, or a number with s, m or h, such as 90s or 10m")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningConfig:
+    """How long to search, and how many variants to keep.
+
+    `budget_s`: seconds of tuning (0: default schedules only); `trials`: candidates to measure; whichever ends first. Without either,
+    ten minutes. `seed` decides every random choice but the machine's own noise. `batch`: candidates per round of a task.
+    """
+
+    budget_s: float | None = None
+    trials: int | None = None
+    variants: int = 5
+    seed: int = 0
+    batch: int = 16
+
+    def __post_init__(self) -> None:
+        if self.budget_s is not None and not 0 <= self.budget_s < float("inf"):
+            raise UsageError(f"budget is {self.budget_s} s; give 0 or more seconds")
+        if self.trials is not None and self.trials < 0:
+            raise UsageError(f"trials is {self.trials}; give 0 or more")
+        if not 1 <= self.variants <= MAX_VARIANTS:
+            raise UsageError(f"variants is {self.variants}; give 1 to {MAX_VARIANTS}")
+        if self.batch < 1:
+            raise UsageError(f"batch is {self.batch}; give 1 or more")
+        if not 0 <= self.seed < 2**30:
+            raise UsageError(f"seed is {self.seed}; give 0 to {2**30 - 1}")
+
+    @property
+    def seconds(self) -> float:
+        """The time limit in force: unlimited when only trials are given."""
+        if self.budget_s is not None:
+            return self.budget_s
+        return float("inf") if self.trials is not None else DEFAULT_BUDGET_S
+
+
+@dataclass(frozen=True, slots=True)
+class CompileConfig:
+    """Options of a whole compilation.
+
+    `shapes`: static shapes for inputs with symbolic dimensions; `work_dir`: where records and references live (default: next to the
+    bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem).
+    """
+
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    work_dir: str | None = None
+    name: str | None = None

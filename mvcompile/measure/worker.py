@@ -1,0 +1,212 @@
+"""The process that candidates are built, checked and timed in: `python -m mvcompile.measure.worker CORE`.
+
+It reads pickled requests from standard input and answers on standard output. A candidate that crashes or hangs takes this
+process with it and nothing else; the parent (`pool.py`) watches the clock. Compiled code stays in memory (LLVM JIT): nothing is
+linked, so no C compiler is needed here.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import tvm
+
+from mvcompile import traces
+from mvcompile.measure.protocol import Subject
+from mvcompile.measure.traffic import estimate
+from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, random_arguments, reduction_length
+from mvcompile.target import tvm_target
+from mvcompile.types import HostTarget, Status, Verification
+
+SEED = 20220228
+COARSE_ROUNDS = 3
+PRECISE_ROUNDS = 10
+MUCH_SLOWER = 1.5
+"""A candidate this many times slower than the task's best is timed coarsely: it enters the front only by its traffic."""
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    """Writes one length-prefixed pickle."""
+    body = pickle.dumps(message)
+    stream.write(struct.pack("<Q", len(body)) + body)
+    stream.flush()
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """A task with its arguments and reference outputs, and the kernels built for it."""
+
+    subject: Subject
+    module: tvm.IRModule
+    arrays: list[np.ndarray]
+    tensors: list[Any]
+    expected: list[np.ndarray]
+    terms: int
+    kernels: dict[str, Any] = field(default_factory=dict)
+    traffic: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+
+class Worker:
+    """State of one worker process."""
+
+    def __init__(self, target: HostTarget, references: Path, core: int, cores: set[int]) -> None:
+        self._host = target
+        self._target = tvm_target(target)
+        self._references = references
+        self._core, self._cores = core, cores
+        self._task: _Loaded | None = None
+        self._flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+        self._scratch = np.ones(max(target.l2_bytes * 2, 1 << 20) // 4, dtype=np.float32)
+        self._dummy = tvm.runtime.tensor(np.zeros(16, dtype=np.float32))
+
+    def load(self, subject: Subject) -> None:
+        """Prepares arguments and reference outputs; the reference is the unscheduled program."""
+        if self._task is not None and self._task.subject == subject:
+            return
+        self._task = None
+        module = tvm.ir.load_json(subject.module)
+        specs = [(str(each.dtype), tuple(int(e) for e in each.shape)) for each in module["main"].params]
+        terms = reduction_length(module)
+        arrays, expected = self._reference(subject, module, specs)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        self._task = _Loaded(subject, module, arrays, tensors, expected, terms)
+
+    def _reference(self, subject: Subject, module: tvm.IRModule, specs: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Arguments and reference outputs; the outputs are kept in the work directory for the other workers and later runs."""
+        stored = self._references / f"{subject.key}.npz"
+        inputs, outputs = specs[: -subject.num_outputs], specs[-subject.num_outputs :]
+        if stored.exists():
+            try:
+                with np.load(stored) as archive:
+                    positive = bool(archive["positive"])
+                    expected = [archive[f"output{i}"] for i in range(len(outputs))]
+                return self._arguments(inputs, outputs, positive), expected
+            except (OSError, ValueError, KeyError, EOFError):
+                stored.unlink(missing_ok=True)
+        kernel = tvm.compile(module, target=self._target).mod["main"]
+        for positive in (False, True):
+            arrays = self._arguments(inputs, outputs, positive)
+            tensors = [tvm.runtime.tensor(array) for array in arrays]
+            kernel(*tensors)
+            expected = [tensor.numpy() for tensor in tensors[-subject.num_outputs :]]
+            if all(np.isfinite(array).all() for array in expected if array.dtype.kind == "f"):
+                break
+        self._references.mkdir(parents=True, exist_ok=True)
+        partial = stored.with_suffix(f".{os.getpid()}.tmp.npz")
+        np.savez(partial, positive=positive, **{f"output{i}": array for i, array in enumerate(expected)})
+        os.replace(partial, stored)
+        return arrays, expected
+
+    @staticmethod
+    def _arguments(inputs: list[Any], outputs: list[Any], positive: bool) -> list[np.ndarray]:
+        return random_arguments(inputs, SEED, positive) + [np.zeros(shape, dtype=dtype) for dtype, shape in outputs]
+
+    def build(self, trace: str) -> tuple[Status, str]:
+        """Compiles a candidate and estimates its traffic; any core may be used."""
+        os.sched_setaffinity(0, self._cores)
+        task = self._loaded()
+        if trace in task.kernels:
+            return Status.OK, ""
+        try:
+            schedule = traces.replay(task.module, trace)
+        except Exception as error:  # TVM raises several types here; each means that the trace does not fit
+            return Status.INVALID, _last_line(error)
+        try:
+            task.kernels[trace] = tvm.compile(schedule.mod, target=self._target).mod["main"]
+        except Exception as error:
+            return Status.BUILD_ERROR, _last_line(error)
+        moved = estimate(schedule.mod["main"], self._host)
+        task.traffic[trace] = (float(moved.footprint_bytes), float(moved.traffic_bytes))
+        return Status.OK, ""
+
+    def check(self, trace: str) -> tuple[bool, Verification]:
+        """Runs a built candidate once and compares its outputs with the reference."""
+        task = self._loaded()
+        count = task.subject.num_outputs
+        for tensor in task.tensors[-count:]:
+            tensor.copyfrom(np.full(tensor.shape, 77).astype(str(tensor.dtype)))
+        task.kernels[trace](*task.tensors)
+        results = []
+        for tensor, expected in zip(task.tensors[-count:], task.expected, strict=True):
+            results.append(compare(tensor.numpy(), expected, RTOL, absolute_tolerance(expected, task.terms)))
+        worst = max((verification for _, verification in results), key=lambda each: each.max_abs_error)
+        return all(good for good, _ in results), worst
+
+    def time(self, trace: str, rounds: int) -> list[float]:
+        """Seconds of `rounds` single calls, each in the cache state of the network: the private caches hold other data, the
+        input activations were just written, the weights are in the last-level cache, or nowhere when `weights_cold`."""
+        os.sched_setaffinity(0, {self._core})
+        task = self._loaded()
+        kernel, tensors = task.kernels[trace], task.tensors
+        weights = [tensors[i] for i in task.subject.constants]
+        readable = range(len(tensors) - task.subject.num_outputs)
+        warm = [tensors[i].numpy().reshape(-1)[::16] for i in readable if i not in task.subject.constants]
+        seconds = []
+        for _ in range(rounds):
+            self._scratch.sum()
+            if task.subject.weights_cold and weights:
+                self._flush(self._dummy, *weights)
+            for lines in warm:
+                lines.sum()
+            start = time.perf_counter()
+            kernel(*tensors)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def measure(self, trace: str, best: float | None) -> tuple[Any, ...]:
+        """(status, message) of a failure, or (ok, seconds, (footprint, traffic), verification)."""
+        correct, verification = self.check(trace)
+        if not correct:
+            text = f"largest error {verification.max_abs_error:.3g}, tolerance {verification.atol:.3g} + {verification.rtol:g} |reference|"
+            return Status.WRONG_RESULT, text
+        seconds = self.time(trace, COARSE_ROUNDS)
+        if best is None or min(seconds) < MUCH_SLOWER * best:
+            seconds = self.time(trace, PRECISE_ROUNDS)
+        return Status.OK, seconds, self._loaded().traffic[trace], verification
+
+    def drop(self) -> None:
+        """Forgets the built kernels."""
+        if self._task is not None:
+            self._task.kernels.clear()
+
+    def _loaded(self) -> _Loaded:
+        if self._task is None:
+            raise RuntimeError("a worker was asked to work before a task was loaded")
+        return self._task
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else repr(error))
+    return text[-400:]
+
+
+def main(arguments: list[str]) -> None:
+    """Answers requests until the parent closes the pipe. `--check` only shows that everything can be imported."""
+    if arguments == ["--check"]:
+        print(f"TVM {tvm.__version__} works")
+        return
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not land among the answers
+    requests = sys.stdin.buffer
+    target, references, cores = pickle.load(requests)
+    worker = Worker(target, references, int(arguments[0]), cores)
+    send(answers, "ready")
+    while True:
+        try:
+            verb, *rest = pickle.load(requests)
+        except EOFError:
+            return
+        send(answers, getattr(worker, verb)(*rest))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,75 @@
+"""The door to `search_spaces/`: which schedules a task may have."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import tvm
+from tvm.s_tir.schedule import Schedule, Trace
+
+from mvcompile import traces
+from mvcompile.errors import EnvironmentProblem
+from mvcompile.measure.protocol import Candidate
+from mvcompile.types import HostTarget
+
+DEFAULT_SPACE = "default"
+STRUCTURED_SPACES = ("dense",)
+GENERIC_SPACE = "generic"
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    """A file of search_spaces/, installed inside the package or beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "_search_spaces", here.parent / "search_spaces"):
+        path = folder / f"{name}.py"
+        if path.exists():
+            spec = importlib.util.spec_from_file_location(f"mvcompile_search_spaces.{name}", path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            return module
+    raise EnvironmentProblem(f"search space {name!r} is missing from the installation ({here}); reinstall mvcompile")
+
+
+def default_candidate(module: tvm.IRModule, target: HostTarget) -> Candidate:
+    """The schedule a task has before any search: the middle of its structured space, else the generic default."""
+    for space in STRUCTURED_SPACES:
+        design = next(iter(_module(space).programs(Schedule(module), target)), None)
+        if design is not None:
+            return Candidate(traces.dump(_decided(design.trace, [len(choice) // 2 for choice in _choices(design.trace)])), space)
+    schedule = _module(DEFAULT_SPACE).schedule(Schedule(module), target)
+    return Candidate(traces.dump(schedule.trace), DEFAULT_SPACE)
+
+
+def structured_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candidate]:
+    """Every member of the structured spaces that know this kind of task, most promising designs first; empty when none does."""
+    found: list[Candidate] = []
+    for space in STRUCTURED_SPACES:
+        for design in _module(space).programs(Schedule(module), target):
+            found += [Candidate(traces.dump(trace), space) for trace in _members(design.trace)]
+    return list(dict.fromkeys(found))
+
+
+def _choices(trace: Trace) -> list[list[int]]:
+    return [list(each.attrs[0]) for each in trace.insts if each.kind.name == "SampleCategorical"]
+
+
+def _decided(trace: Trace, decisions: list[int]) -> Trace:
+    for position, decision in enumerate(decisions):
+        sampling = [each for each in trace.insts if each.kind.name == "SampleCategorical"]
+        trace = trace.with_decision(sampling[position], decision, True)
+    return trace
+
+
+def _members(trace: Trace) -> Iterator[Any]:
+    for decisions in itertools.product(*(range(len(choice)) for choice in _choices(trace))):
+        yield _decided(trace, list(decisions))

@@ -1,0 +1,193 @@
+"""A prepared module as tasks (distinct kernels) and layers (their calls, in order)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm_ffi import structural_hash
+
+from mvcompile.errors import ModelError
+from mvcompile.frontend.prepare import PreparedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """dtype and shape of one kernel argument."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """One distinct tensor program: `module["main"]`, unscheduled.
+
+    The last `num_outputs` parameters are written. `flops` per call; `calls` in the model; `constants` are the positions of
+    parameters that are weights in every call (cold when the model does not fit the last-level cache).
+    """
+
+    name: str
+    key: str
+    kind: str
+    module: tvm.IRModule
+    parameters: tuple[Parameter, ...]
+    num_outputs: int
+    flops: float
+    calls: int
+    constants: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """A tensor of the model. `source` is `input` (with the input's index), `constant` (with its data) or `computed`.
+
+    `root` is the index of the value whose storage this one is a view of (its own index when it is no view)."""
+
+    source: str
+    dtype: str
+    shape: tuple[int, ...]
+    root: int
+    index: int = 0
+    data: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One call of a task (index) on values (indices), in the kernel's parameter order."""
+
+    name: str
+    task: int
+    arguments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """The model as data: what a plan is made from."""
+
+    tasks: tuple[Task, ...]
+    layers: tuple[Layer, ...]
+    values: tuple[Value, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all constants, each counted once."""
+        return sum(value.data.nbytes for value in self.values if value.data is not None)
+
+
+def extract(prepared: PreparedModel) -> Program:
+    """Tasks, layers and values of `prepared.module["main"]`.
+
+    Raises ModelError that lists every call that is not a tensor program.
+    """
+    reader = _Reader(prepared.module)
+    return reader.program()
+
+
+class _Reader:
+    """Walks main's bindings once, in order."""
+
+    def __init__(self, module: tvm.IRModule) -> None:
+        self._module = module
+        self._values: list[Value] = []
+        self._bound: dict[Any, Any] = {}
+        self._constants: dict[int, int] = {}
+        self._task_of: dict[str, int] = {}
+        self._tasks: list[Task] = []
+        self._layers: list[Layer] = []
+        self._unhandled: list[str] = []
+
+    def program(self) -> Program:
+        main = self._module["main"]
+        for index, parameter in enumerate(main.params):
+            self._bound[parameter] = self._add("input", parameter.ty, index=index)
+        for block in main.body.blocks:
+            for binding in block.bindings:
+                self._bound[binding.var] = self._evaluate(binding)
+        if self._unhandled:
+            listed = "\n  ".join(self._unhandled)
+            raise ModelError(f"{len(self._unhandled)} operation(s) cannot be lowered to static tensor programs:\n  {listed}")
+        outputs = self._lookup(main.body.body)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return Program(self._finished_tasks(), tuple(self._layers), tuple(self._values), outputs)
+
+    def _add(self, source: str, kind: Any, root: int | None = None, index: int = 0, data: np.ndarray | None = None) -> int:
+        here = len(self._values)
+        shape = tuple(int(extent) for extent in kind.shape)
+        root = here if root is None else self._values[root].root
+        self._values.append(Value(source, str(kind.dtype), shape, root, index, data))
+        return here
+
+    def _lookup(self, expr: Any) -> Any:
+        if isinstance(expr, tvm.ir.GenericConst):
+            key = hash(expr.value)
+            if key not in self._constants:
+                self._constants[key] = self._add("constant", expr.ty, data=expr.value.numpy())
+            return self._constants[key]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._lookup(field) for field in expr.fields)
+        return self._bound[expr]
+
+    def _evaluate(self, binding: Any) -> Any:
+        value = binding.value
+        if isinstance(value, relax.TupleGetItem):
+            return self._lookup(value.tuple_value)[int(value.index)]
+        if not isinstance(value, relax.Call):
+            return self._lookup(value)
+        name = value.op.name if isinstance(value.op, tvm.ir.Op) else str(value.op)
+        if name == "relax.call_tir":
+            return self._call(value)
+        if name == "relax.reshape":
+            return self._view(value)
+        self._unhandled.append(f"{name.removeprefix('relax.')} -> {binding.var.name_hint}: {value.ty}")
+        return self._add("computed", value.ty) if hasattr(value.ty, "shape") else None
+
+    def _view(self, call: relax.Call) -> int:
+        source = self._lookup(call.args[0])
+        origin = self._values[source]
+        return self._add(origin.source, call.ty, root=source, index=origin.index)
+
+    def _call(self, call: relax.Call) -> Any:
+        arguments = self._lookup(call.args[1])
+        arguments = arguments if isinstance(arguments, tuple) else (arguments,)
+        kinds = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
+        results = tuple(self._add("computed", kind) for kind in kinds)
+        task = self._task(call.args[0], len(results))
+        self._layers.append(Layer(f"{self._tasks[task].kind}.{len(self._layers)}", task, (*arguments, *results)))
+        return results if len(results) > 1 else results[0]
+
+    def _task(self, variable: Any, outputs: int) -> int:
+        function = self._module[variable].with_attr("global_symbol", "main")
+        key = f"{structural_hash(function, map_free_vars=True) & (2**64 - 1):016x}"
+        if key not in self._task_of:
+            self._task_of[key] = len(self._tasks)
+            module = tvm.IRModule({"main": function})
+            parameters = tuple(
+                Parameter(str(each.dtype), tuple(int(extent) for extent in each.shape)) for each in function.params
+            )
+            kind = _kind(variable.name_hint)
+            flops = float(estimate_tir_flops(module))
+            self._tasks.append(Task(variable.name_hint, key, kind, module, parameters, outputs, flops, 0, frozenset()))
+        return self._task_of[key]
+
+    def _finished_tasks(self) -> tuple[Task, ...]:
+        calls = Counter(layer.task for layer in self._layers)
+        constants: dict[int, frozenset[int]] = {}
+        for layer in self._layers:
+            here = frozenset(i for i, value in enumerate(layer.arguments) if self._values[value].source == "constant")
+            constants[layer.task] = constants.get(layer.task, here) & here
+        return tuple(
+            replace(task, calls=calls[index], constants=constants[index]) for index, task in enumerate(self._tasks)
+        )
+
+
+def _kind(name: str) -> str:
+    """`fused_conv2d3_add1_relu1` -> `conv2d_add_relu`: the operators, without the importer's running numbers."""
+    return re.sub(r"([123]d)?\d*(?=_|$)", lambda match: match.group(1) or "", name.removeprefix("fused_"))

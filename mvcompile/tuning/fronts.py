@@ -1,0 +1,75 @@
+"""From a task's records to the variants that are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mvcompile import pareto
+from mvcompile.types import Objectives, Record, Status
+
+NOISE = 0.05
+"""Candidates that differ by less than this in an objective are equal in it: twice the spread of an interleaved comparison."""
+MAX_SLOWDOWN = 2.0
+"""A candidate this many times slower than the fastest is no choice at any pressure: it bounds the front and its hypervolume."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParetoSet:
+    """The measured front of a task and the records kept from it, fastest first.
+
+    `measured` counts candidates with status ok; `hypervolume_ratio` is the kept records' over the front's.
+    """
+
+    measured: int
+    front: tuple[Record, ...]
+    kept: tuple[Record, ...]
+    hypervolume_ratio: float
+
+
+def latest(records: Iterable[Record]) -> dict[str, Record]:
+    """The last record of every trace, by the trace's digest, in order of first appearance."""
+    found: dict[str, Record] = {}
+    for record in records:
+        found[record.trace_sha256] = record
+    return found
+
+
+def objectives_of(record: Record) -> Objectives:
+    """The objectives of a record whose status is ok."""
+    assert record.objectives is not None
+    return record.objectives
+
+
+def front_of(records: Iterable[Record]) -> tuple[Record, ...]:
+    """The valid records that no other one beats beyond noise, fastest first; slower ones than MAX_SLOWDOWN are left out."""
+    valid = [record for record in latest(records).values() if record.status is Status.OK]
+    if not valid:
+        return ()
+    fastest = min(objectives_of(record).latency_s for record in valid)
+    near = [record for record in valid if objectives_of(record).latency_s <= MAX_SLOWDOWN * fastest]
+    near.sort(key=lambda record: (objectives_of(record).vector(), record.trace_sha256))
+    indices = pareto.front(_points(near), rtol=NOISE)
+    return tuple(near[int(i)] for i in indices)
+
+
+def pareto_set(records: Sequence[Record], variants: int) -> ParetoSet:
+    """At most `variants` members of the front with the largest hypervolume, the fastest always among them and first."""
+    measured = sum(record.status is Status.OK for record in latest(records).values())
+    front = front_of(records)
+    if not front:
+        return ParetoSet(measured, (), (), 1.0)
+    points = _points(front)
+    reference = pareto.reference_point(points)
+    reference[0] = MAX_SLOWDOWN * points[:, 0].min() * 1.01
+    fastest = int(np.argmin(points[:, 0]))
+    chosen = pareto.thin(points, variants, reference, keep=[fastest])
+    ratio = pareto.coverage(points[chosen], points, reference)
+    kept = sorted((front[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
+    return ParetoSet(measured, front, tuple(kept), ratio)
+
+
+def _points(records: Sequence[Record]) -> np.ndarray:
+    return np.array([objectives_of(record).vector() for record in records], dtype=np.float64)

@@ -1,0 +1,235 @@
+"""The one loop that joins search, measurement and records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mvcompile.config import TuningConfig
+from mvcompile.errors import EnvironmentProblem
+from mvcompile.measure.protocol import Candidate, Measurer, Outcome, Subject
+from mvcompile.records import RecordStore
+from mvcompile.search.strategy import Allocation, Strategy
+from mvcompile.tuning.fronts import front_of, latest, objectives_of
+from mvcompile.types import Record, Status
+
+COMPARE_PASSES = 2
+COMPARED_AT_MOST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class TuningTask:
+    """What the loop needs to know of a task: identity, weight in the model, and how to search it.
+
+    `strategy` makes the search (only called for tasks that get a batch: building one may take a second).
+    """
+
+    name: str
+    subject: Subject
+    calls: int
+    flops: float
+    moved_bytes: float
+    default: Candidate
+    strategy: Callable[[], Strategy[Candidate]]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A moment of the tuning, for whoever shows it. Times in seconds; `front_size` and `best_s` are the task's."""
+
+    task: str
+    trials: int
+    best_s: float | None
+    front_size: int
+    elapsed_s: float
+    left_s: float | None
+    model_s: float
+    failed: int
+
+
+class Clock(Protocol):
+    """Tuning seconds already spent on this model, kept across interruptions."""
+
+    spent_s: float
+
+    def add(self, seconds: float) -> None:
+        """Counts `seconds` and keeps the sum where the next run finds it."""
+
+
+@dataclass(slots=True)
+class _State:
+    """A task while it is tuned."""
+
+    task: TuningTask
+    records: list[Record]
+    strategy: Strategy[Candidate] | None = None
+    size: int | None = None
+    ended: bool = False
+
+
+class Tuner:
+    """Tunes the tasks of one model for one target.
+
+    Records are appended to `store` after every batch, so an interruption loses at most the batch in flight; records that are
+    there already count as tried. Raises EnvironmentProblem when a task has no schedule that runs and is right.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[TuningTask],
+        store: RecordStore,
+        measurer: Measurer,
+        *,
+        target_key: str,
+        fingerprint: str,
+        config: TuningConfig,
+        clock: Clock,
+        report: Callable[[Progress], None] = lambda progress: None,
+    ) -> None:
+        self._store, self._measurer, self._config, self._clock, self._report = store, measurer, config, clock, report
+        self._identity = (target_key, fingerprint)
+        self._states = [
+            _State(task, list(store.records(task.subject.key, target_key, fingerprint))) for task in tasks
+        ]
+        self._allocation = Allocation()
+        for state in self._states:
+            for record in state.records:
+                self._note(state.task, record)
+
+    @property
+    def trials(self) -> int:
+        """Distinct candidates recorded for this model's tasks, defaults not counted."""
+        return sum(max(0, len(latest(state.records)) - 1) for state in self._states)
+
+    def run(self) -> Mapping[str, tuple[Record, ...]]:
+        """All records per task key, in the order they were made."""
+        for state in self._states:
+            self._measure_default(state)
+        while not self._spent():
+            state = self._most_promising()
+            if state is None:
+                break
+            self._measure_batch(state)
+        for state in self._states:
+            self._settle_front(state)
+        return {state.task.subject.key: tuple(state.records) for state in self._states}
+
+    def _spent(self) -> bool:
+        if self._clock.spent_s >= self._config.seconds:
+            return True
+        return self._config.trials is not None and self.trials >= self._config.trials
+
+    def _measure_default(self, state: _State) -> None:
+        """Every task starts with the schedule it would have without a search: what is to be improved, and the fallback."""
+        known = latest(state.records)
+        default = state.task.default
+        if any(record.status is Status.OK for record in known.values()):
+            return
+        outcome = self._measurer.measure(state.task.subject, [default], None)[0]
+        self._append(state, [default], [outcome])
+        if outcome.status is not Status.OK:
+            raise EnvironmentProblem(
+                f"the default schedule of task {state.task.name} ({state.task.subject.key}) is unusable: "
+                f"{outcome.status.value}: {outcome.message}"
+            )
+
+    def _most_promising(self) -> _State | None:
+        gains = [(self._gain(state), -index) for index, state in enumerate(self._states)]
+        best, index = max(gains, default=(0.0, 0))
+        return self._states[-index] if best > 0 else None
+
+    def _gain(self, state: _State) -> float:
+        if state.ended:
+            return 0.0
+        left = state.strategy.remaining if state.strategy is not None else None
+        unswept = 1.0 if state.strategy is None else None if left is None else left / max(state.size or 1, 1)
+        task = state.task
+        return self._allocation.gain_s(task.subject.key, task.calls, task.flops, task.moved_bytes, unswept)
+
+    def _measure_batch(self, state: _State) -> None:
+        start = time.monotonic()
+        count = self._config.batch
+        if self._config.trials is not None:
+            count = min(count, self._config.trials - self.trials)
+        if state.strategy is None:
+            self._begin(state)
+        assert state.strategy is not None
+        candidates = state.strategy.ask(count)[:count]
+        if not candidates:
+            state.ended = True
+            return
+        best = self._allocation.best(state.task.subject.key)
+        outcomes = self._measurer.measure(state.task.subject, candidates, best)
+        self._append(state, candidates, outcomes)
+        state.strategy.tell([(c, None if o.objectives is None else o.objectives.latency_s) for c, o in zip(candidates, outcomes)])
+        self._allocation.batch_ended(state.task.subject.key, best)
+        self._clock.add(time.monotonic() - start)
+        self._show(state)
+
+    def _begin(self, state: _State) -> None:
+        """Makes the search and tells it what earlier runs found."""
+        state.strategy = state.task.strategy()
+        state.size = state.strategy.remaining
+        known = latest(state.records).values()
+        state.strategy.tell(
+            [(Candidate(r.trace, r.space), None if r.objectives is None else r.objectives.latency_s) for r in known]
+        )
+
+    def _append(self, state: _State, candidates: Sequence[Candidate], outcomes: Sequence[Outcome]) -> None:
+        target_key, fingerprint = self._identity
+        records = [
+            Record(
+                state.task.subject.key,
+                target_key,
+                fingerprint,
+                candidate.trace,
+                candidate.space,
+                outcome.status,
+                outcome.objectives,
+                outcome.latency_spread,
+                outcome.verification,
+                outcome.message,
+            )
+            for candidate, outcome in zip(candidates, outcomes, strict=True)
+        ]
+        self._store.append(records)
+        state.records += records
+        for record in records:
+            self._note(state.task, record)
+
+    def _note(self, task: TuningTask, record: Record) -> None:
+        if record.objectives is not None:
+            self._allocation.saw(task.subject.key, record.objectives.latency_s, task.flops, task.moved_bytes)
+
+    def _settle_front(self, state: _State) -> None:
+        """Measures the front's members again, interleaved and precisely: what was measured minutes apart is not comparable.
+
+        A member with a second record was settled before. Members that leave the front may make room for others: a second pass.
+        """
+        for _ in range(COMPARE_PASSES):
+            front = front_of(state.records)[:COMPARED_AT_MOST]
+            times_seen = [sum(r.trace == member.trace and r.status is Status.OK for r in state.records) for member in front]
+            if len(front) < 2 or min(times_seen) > 1:
+                return
+            candidates = [Candidate(record.trace, record.space) for record in front]
+            self._append(state, candidates, self._measurer.compare(state.task.subject, candidates))
+
+    def _show(self, state: _State) -> None:
+        model_s = sum(each.task.calls * (self._allocation.best(each.task.subject.key) or 0.0) for each in self._states)
+        failed = sum(record.status is not Status.OK for each in self._states for record in each.records)
+        left = self._config.seconds - self._clock.spent_s
+        front = front_of(state.records)
+        self._report(
+            Progress(
+                state.task.name,
+                self.trials,
+                objectives_of(front[0]).latency_s if front else None,
+                len(front),
+                self._clock.spent_s,
+                max(0.0, left) if left != float("inf") else None,
+                model_s,
+                failed,
+            )
+        )
