@@ -47,7 +47,7 @@ digest() { { cat "$1"; printf '%s' "$ROOT"; } | sha256sum | cut -d' ' -f1; }
 state_of() {
   local stamp=$VENV/.lock-$1
   [ -f "$stamp" ] || { echo absent; return; }
-  if [ "$(cat "$stamp")" = "$(digest "locks/$1.txt")" ] && "$VENV/bin/python" -c '' 2>/dev/null; then echo current; else echo stale; fi
+  if [ "$(cat "$stamp")" = "$(digest "locks/$1.txt")" ] && "$VENV/bin/python" -c '' >/dev/null 2>&1; then echo current; else echo stale; fi
 }
 
 # use_environment NAME: makes $VENV hold what locks/NAME.txt lists and this repository (editable), and puts it first on the PATH.
@@ -76,7 +76,7 @@ make_environment() {
     touch "$VENV/$MARKER"
     "$python" -m venv "$VENV" || die "$python -m venv failed (see above)"
   fi
-  say "Installing locks/$name.txt (once; the compiler's packages are about 500 MB)"
+  say "Installing locks/$name.txt (once; takes a minute or two and 0.8 GB)"
   "$VENV/bin/python" -m pip install --quiet --quiet --disable-pip-version-check --require-hashes -r "locks/$name.txt" ||
     die "pip could not install locks/$name.txt (see above): is a package index reachable, and this an x86-64 or arm64 Linux with glibc 2.28 or newer?"
   for lock in "${LOCKS[@]}"; do
