@@ -51,7 +51,7 @@ def detect_target() -> HostTarget:
     return HostTarget(
         triple=f"{arch}-unknown-linux-gnu",
         arch=arch,
-        cpu=codegen.llvm_get_system_cpu(),
+        cpu=str(codegen.llvm_get_system_cpu()),
         features=features,
         num_cores=os.cpu_count() or 1,
         l1d_bytes=caches.get(1, 32 * 1024),

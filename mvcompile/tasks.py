@@ -13,16 +13,9 @@ from tvm import relax
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm_ffi import structural_hash
 
+from mvcompile.bundle.schema import Parameter
 from mvcompile.errors import ModelError
 from mvcompile.frontend.prepare import PreparedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """dtype and shape of one kernel argument."""
-
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +134,7 @@ class _Reader:
             return self._lookup(value.tuple_value)[int(value.index)]
         if not isinstance(value, relax.Call):
             return self._lookup(value)
-        name = value.op.name if isinstance(value.op, tvm.ir.Op) else str(value.op)
+        name = str(value.op.name) if isinstance(value.op, tvm.ir.Op) else str(value.op)
         if name == "relax.call_tir":
             return self._call(value)
         if name == "relax.reshape":
@@ -172,9 +165,9 @@ class _Reader:
             parameters = tuple(
                 Parameter(str(each.dtype), tuple(int(extent) for extent in each.shape)) for each in function.params
             )
-            kind = _kind(variable.name_hint)
+            name = str(variable.name_hint)
             flops = float(estimate_tir_flops(module))
-            self._tasks.append(Task(variable.name_hint, key, kind, module, parameters, outputs, flops, 0, frozenset()))
+            self._tasks.append(Task(name, key, _kind(name), module, parameters, outputs, flops, 0, frozenset()))
         return self._task_of[key]
 
     def _finished_tasks(self) -> tuple[Task, ...]:

@@ -242,6 +242,23 @@ class PoolMeasurer:
         self._forget(worker)
         return outcomes
 
+    def verify(self, subject: Subject, library: Path, symbols: Sequence[str]) -> list[Outcome]:
+        """Runs functions of a linked library and compares them with the task's reference; outcomes carry no objectives but a
+        verification, whatever their status."""
+        worker, outcomes = self._workers[0], []
+        for symbol in symbols:
+            try:
+                worker.load(subject)
+                worker.ask(self._limits.build_s, "adopt", str(library), symbol)
+                correct, verification = worker.ask(self._limits.run_s, "check", symbol)
+            except _Gone as gone:
+                outcomes.append(Outcome(Status.TIMEOUT if gone.timed_out else Status.RUN_ERROR, message=f"running: {gone}"))
+                continue
+            status = Status.OK if correct else Status.WRONG_RESULT
+            outcomes.append(Outcome(status, verification=verification, message="" if correct else "differs in the linked library"))
+        self._forget(worker)
+        return outcomes
+
     @staticmethod
     def _forget(worker: _Process) -> None:
         with contextlib.suppress(_Gone, AssertionError):

@@ -32,7 +32,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a candidate. Objectives, spread and verification are present if and only if `status` is ok."""
+    """What became of a candidate. Objectives and spread are present if and only if it was timed, which needs `status` ok."""
 
     status: Status
     objectives: Objectives | None = None

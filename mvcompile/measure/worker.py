@@ -127,6 +127,10 @@ class Worker:
         task.traffic[trace] = (float(moved.footprint_bytes), float(moved.traffic_bytes))
         return Status.OK, ""
 
+    def adopt(self, library: str, symbol: str) -> None:
+        """Takes `symbol` of a linked library for a candidate of that name."""
+        self._loaded().kernels[symbol] = tvm.runtime.load_module(library)[symbol]
+
     def check(self, trace: str) -> tuple[bool, Verification]:
         """Runs a built candidate once and compares its outputs with the reference."""
         task = self._loaded()

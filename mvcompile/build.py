@@ -1,0 +1,160 @@
+"""Kept schedules to one shared library, and a program to an execution plan."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import te
+from tvm.support import cc
+
+from mvcompile import traces
+from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Plan, Step, Tensor
+from mvcompile.errors import EnvironmentProblem
+from mvcompile.plan import Lifetime, assign_offsets
+from mvcompile.target import tvm_target
+from mvcompile.tasks import Program
+from mvcompile.types import DTYPE_BYTES, HostTarget, align
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of the library: its symbol, the unscheduled program (`main`) and the trace that schedules it."""
+
+    symbol: str
+    module: tvm.IRModule
+    trace: str
+
+
+def find_linker() -> list[str]:
+    """The command that links a shared library. Raises EnvironmentProblem that says how to get one."""
+    found = cc.get_cc()
+    if found is not None:
+        return [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise EnvironmentProblem(
+        "no C compiler was found, and one is needed to link the kernels. Install gcc or clang (Debian: `apt-get install gcc`), "
+        "or, without root, `pip install ziglang`; or name one in the environment variable CC"
+    )
+
+
+def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> None:
+    """Compiles all kernels into one shared library at `path`. The same kernels give the same bytes.
+
+    Raises EnvironmentProblem when the linker fails.
+    """
+    functions = {}
+    for kernel in kernels:
+        scheduled = traces.replay(kernel.module, kernel.trace).mod["main"]
+        functions[kernel.symbol] = scheduled.with_attr("global_symbol", kernel.symbol)
+    module = tvm.IRModule(functions) if functions else _empty_module()
+    linker = find_linker()
+    executable = tvm.compile(module, target=tvm_target(target))
+    executable.export_library(str(path), fcompile=lambda output, objects, **_: _link(linker, output, objects))
+
+
+def _empty_module() -> tvm.IRModule:
+    """A model without a single layer still has a library to load."""
+    source = te.placeholder((1,), name="source")
+    copy = te.create_prim_func([source, te.compute((1,), lambda i: source[i], name="copy")])
+    return tvm.IRModule({"nothing": copy.with_attr("global_symbol", "nothing")})
+
+
+def _link(linker: list[str], output: str, objects: Sequence[str]) -> None:
+    command = [*linker, "-shared", "-fPIC", "-s", "-Wl,--build-id=none", "-o", output, *objects, "-lm"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot run the linker {linker[0]}: {error.strerror}; install gcc, or set CC") from error
+    if result.returncode != 0:
+        tail = result.stderr.strip()[-800:] or "it printed nothing"
+        raise EnvironmentProblem(f"linking the kernels failed ({' '.join(linker)} exited {result.returncode}): {tail}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedModel:
+    """The plan, and the constants in the order and at the offsets in which weights.bin holds them."""
+
+    plan: Plan
+    weights: tuple[tuple[int, np.ndarray], ...]
+    weights_bytes: int
+
+
+def make_plan(program: Program) -> PlannedModel:
+    """Storage for every tensor that a step or an output uses: equal constants once, intermediates in one arena."""
+    values = program.values
+    used = sorted({index for layer in program.layers for index in layer.arguments} | set(program.outputs))
+    places = _place_constants(program, used)
+    offsets, arena_bytes = _place_intermediates(program)
+    number = {index: position for position, index in enumerate(used)}
+    tensors = []
+    for index in used:
+        value = values[index]
+        if value.source == "input":
+            storage, offset = INPUT, value.index
+        elif value.source == "constant":
+            storage, offset = CONSTANT, places.offsets[value.root]
+        else:
+            storage, offset = ARENA, offsets[value.root]
+        tensors.append(Tensor(storage, offset, value.dtype, value.shape))
+    steps = tuple(Step(layer.name, layer.task, tuple(number[i] for i in layer.arguments)) for layer in program.layers)
+    plan = Plan(arena_bytes, tuple(tensors), steps, tuple(number[index] for index in program.outputs))
+    return PlannedModel(plan, tuple(places.arrays), places.size)
+
+
+@dataclass(slots=True)
+class _Constants:
+    offsets: dict[int, int]
+    arrays: list[tuple[int, np.ndarray]]
+    size: int
+
+
+def _place_constants(program: Program, used: Sequence[int]) -> _Constants:
+    placed = _Constants({}, [], 0)
+    known: dict[tuple[Any, ...], int] = {}
+    for root in dict.fromkeys(program.values[index].root for index in used):
+        data = program.values[root].data
+        if data is None:
+            continue
+        data = np.ascontiguousarray(data)
+        identity = (str(data.dtype), data.shape, hashlib.sha256(data.reshape(-1).view(np.uint8)).digest())
+        if identity not in known:
+            known[identity] = placed.size
+            placed.arrays.append((placed.size, data))
+            placed.size = align(placed.size + data.nbytes)
+        placed.offsets[root] = known[identity]
+    return placed
+
+
+def _place_intermediates(program: Program) -> tuple[dict[int, int], int]:
+    """Arena offsets of the root values that steps write."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for step, layer in enumerate(program.layers):
+        for index in layer.arguments:
+            root = program.values[index].root
+            if program.values[root].source == "computed":
+                first.setdefault(root, step)
+                last[root] = step
+    for index in program.outputs:
+        root = program.values[index].root
+        if root in last:
+            last[root] = len(program.layers)
+    roots = list(first)
+    lifetimes = [Lifetime(_nbytes(program, root), first[root], last[root]) for root in roots]
+    offsets, size = assign_offsets(lifetimes)
+    return dict(zip(roots, offsets, strict=True)), size
+
+
+def _nbytes(program: Program, index: int) -> int:
+    value = program.values[index]
+    return int(np.prod(value.shape, dtype=np.int64)) * DTYPE_BYTES[value.dtype]
