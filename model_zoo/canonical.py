@@ -98,4 +98,4 @@ def _attribute(attribute: onnx.AttributeProto) -> Any:
 def _tensor(tensor: onnx.TensorProto) -> list[Any]:
     array = np.asarray(numpy_helper.to_array(tensor), order="C")
     little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return [tensor.data_type, list(tensor.dims), hashlib.sha256(little.tobytes()).hexdigest()]
+    return [tensor.data_type, list(tensor.dims), hashlib.sha256(little.reshape(-1).data).hexdigest()]

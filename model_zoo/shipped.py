@@ -42,12 +42,16 @@ def build(name: str, content: bytes) -> onnx.ModelProto:
     seeder = _Seeder(name, graph)
     used = {tensor for node in graph.node for tensor in node.input}
     known = {tensor.name for tensor in graph.initializer}
-    initializers = [tensor for tensor in kept.values() if tensor.name in used]
-    initializers += [numpy_helper.from_array(seeder.seed(key, weights[key]), key) for key in sorted(weights) if key in used]
     inputs = [info for info in graph.input if info.name not in known]
     del graph.initializer[:], graph.input[:]
-    graph.initializer.extend(initializers)
     graph.input.extend(inputs)
+    graph.initializer.extend(tensor for tensor in kept.values() if tensor.name in used)
+    for key in sorted(weights):
+        if key in used:
+            values = seeder.seed(key, weights[key])
+            graph.initializer.add(
+                name=key, data_type=onnx.TensorProto.FLOAT, dims=values.shape, raw_data=values.astype("<f4", copy=False).tobytes()
+            )
     model.ir_version = 4  # from here on an initializer need not be an input as well
     return model
 

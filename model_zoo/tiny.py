@@ -33,7 +33,10 @@ def _conv(
     size: int = 3, stride: int = 1, groups: int = 1, relu: bool = True, gain: float = 2.0,
 ) -> str:  # fmt: skip
     shape = (outputs, inputs // groups, size, size)
-    weights = [graph.kernel(f"{name}.weight", shape, inputs // groups * size * size, gain), graph.bias(f"{name}.bias", (outputs,))]
+    weights = [
+        graph.kernel(f"{name}.weight", shape, inputs // groups * size * size, gain),
+        graph.bias(f"{name}.bias", (outputs,)),
+    ]
     window = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
     x = graph.node("Conv", [x, *weights], f"/{name}/Conv", **window)
     return graph.node("Relu", [x], f"/{name}/Relu") if relu else x

@@ -122,7 +122,9 @@ def _package() -> Any:
     if _PACKAGE in sys.modules:
         return sys.modules[_PACKAGE]
     directory = _directory()
-    spec = importlib.util.spec_from_file_location(_PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)])
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
     if spec is None or spec.loader is None:
         raise EnvironmentProblem(f"{directory} is not a Python package: reinstall mvcompile")
     module = importlib.util.module_from_spec(spec)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.inliner
 import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from mvcompile.errors import ModelError
 from mvcompile.frontend import naming, operators, shapes
+from mvcompile.frontend.conversions import CONVERSIONS, PREPARED
 from mvcompile.frontend.onnx_file import default_opset, read
 from mvcompile.frontend.simplify import simplify
 from mvcompile.types import TensorSpec
-
-PAIRWISE: Mapping[str, Callable[[Any, Any], Any]] = {"Sum": relax.op.add, "Max": relax.op.maximum, "Min": relax.op.minimum}
-"""Operators of any number of inputs, done two at a time: TVM's importer stacks and reduces them, which no kernel is fused with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +59,7 @@ def from_proto(
     model: onnx.ModelProto, given: Mapping[str, tuple[int, ...]] | None = None, *, name: str, sha256: str
 ) -> OnnxModel:
     """`load_model` for a model in memory, which is altered."""
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+    model = operators.expand(model)
     shapes.apply_shapes(model, given or {})
     shapes.infer_shapes(model)
     core = naming.canonicalize(model)
@@ -100,15 +95,17 @@ def to_relax(model: OnnxModel) -> tvm.IRModule:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names and missing shapes: both have been dealt with
         module = importer.run()
-    function = module["main"]
-    if len(model.outputs) == 1:
-        body = function.body
-        result = relax.SeqExpr(body.blocks, relax.Tuple([body.body]))
-        function = relax.Function(function.params, result, relax.TupleType([body.body.ty]), function.is_pure)
-    module = tvm.IRModule({"main": relax.Function(function.params, function.body, function.ret_ty).with_attr("global_symbol", "main")})
+    module["main"] = _with_tuple(module["main"]) if len(model.outputs) == 1 else module["main"].without_attr("num_input")
     module = relax.transform.Normalize()(module)
     _require_types(module["main"], model)
     return module
+
+
+def _with_tuple(function: relax.Function) -> relax.Function:
+    """The function with its single result as a tuple of one."""
+    body = function.body
+    result = relax.SeqExpr(body.blocks, relax.Tuple([body.body]))
+    return relax.Function(function.params, result, relax.TupleType([body.body.ty])).with_attr("global_symbol", "main")
 
 
 def _with_interface(model: OnnxModel) -> tuple[onnx.ModelProto, dict[str, str]]:
@@ -182,10 +179,13 @@ class _Importer(ONNXGraphImporter):
         if node.name in self.problems:
             return self._placeholder(node)
         try:
-            if op_name in PAIRWISE:
-                result = functools.reduce(lambda left, right: self.bb.normalize(PAIRWISE[op_name](left, right)), inputs)
-            else:
+            if op_name in PREPARED:
+                PREPARED[op_name](inputs, attrs)
+            result = CONVERSIONS[op_name](self.bb, inputs, attrs) if op_name in CONVERSIONS else None
+            if result is None:
                 result = super()._convert_operator(op_name, inputs, attrs, opset)
+            else:
+                result = self.bb.normalize(result)
         except Exception as error:
             if not self.missing.intersection(node.input):
                 self._refuse(node, opset, f"TVM's importer fails: {_first_line(error)}")

@@ -48,9 +48,7 @@ def reference_outputs(
     return dict(zip(unique, values, strict=True))
 
 
-def random_inputs(
-    specs: Iterable[TensorSpec], seed: int, limits: Mapping[str, int] | None = None
-) -> dict[str, Array]:
+def random_inputs(specs: Iterable[TensorSpec], seed: int, limits: Mapping[str, int] | None = None) -> dict[str, Array]:
     """Inputs by name: floats from a standard normal distribution, both booleans, integers in [0, `limits[name]`), else 0 and 1."""
     generator = np.random.default_rng(seed)
     values: dict[str, Array] = {}

@@ -58,7 +58,9 @@ def apply_shapes(model: onnx.ModelProto, shapes: Mapping[str, Shape]) -> None:
     for info in inputs.values():
         for axis, dim in enumerate(info.type.tensor_type.shape.dim):
             if dim.dim_value <= 0:
-                raise ModelError(f"input {info.name!r} has extent {dim.dim_value} on axis {axis}; empty tensors are not supported")
+                raise ModelError(
+                    f"input {info.name!r} has extent {dim.dim_value} on axis {axis}; empty tensors are not supported"
+                )
 
 
 def free_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -127,10 +129,14 @@ def _bind(info: onnx.ValueInfoProto, shape: Shape, symbols: dict[str, tuple[int,
         return
     given = format_shape_option(info.name, shape)
     if len(tensor.shape.dim) != len(shape):
-        raise ModelError(f"{given} has rank {len(shape)}, but the model gives this input rank {len(tensor.shape.dim)}: {_text(info)}")
+        raise ModelError(
+            f"{given} has rank {len(shape)}, but the model gives this input rank {len(tensor.shape.dim)}: {_text(info)}"
+        )
     for axis, (dim, extent) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
         if dim.HasField("dim_value") and dim.dim_value != extent:
-            raise ModelError(f"{given} has extent {extent} on axis {axis}, but the model fixes it to {dim.dim_value}: {_text(info)}")
+            raise ModelError(
+                f"{given} has extent {extent} on axis {axis}, but the model fixes it to {dim.dim_value}: {_text(info)}"
+            )
         if dim.dim_param:
             bound, by = symbols.setdefault(dim.dim_param, (extent, info.name))
             if bound != extent:
@@ -162,6 +168,7 @@ def _unresolved(info: onnx.ValueInfoProto) -> str:
 
 
 def _text(info: onnx.ValueInfoProto) -> str:
-    extents = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in info.type.tensor_type.shape.dim]
+    extents = [
+        str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in info.type.tensor_type.shape.dim
+    ]
     return f"{info.name}[{', '.join(extents)}]"
-
