@@ -161,9 +161,8 @@ def _reference(reference: ArrayLike, points: Points) -> Points:
 
 def _lexicographic(points: Points) -> Indices:
     """Row indices by first objective, then second, ...; equal rows in their order."""
-    if not len(points):
-        return np.arange(0)
-    return np.lexsort(points.T[::-1])
+    order: Indices = np.lexsort(points.T[::-1]) if len(points) else np.arange(0)
+    return order
 
 
 def _sweep(points: Points, order: Indices, factor: float) -> Indices:
