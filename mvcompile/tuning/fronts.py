@@ -10,8 +10,8 @@ import numpy as np
 from mvcompile import pareto
 from mvcompile.types import Objectives, Record, Status
 
-NOISE = 0.05
-"""Candidates that differ by less than this in an objective are equal in it: twice the spread of an interleaved comparison."""
+NOISE = 0.02
+"""Candidates that differ by less than this in an objective are equal in it: what medians of an interleaved comparison repeat to."""
 MAX_SLOWDOWN = 2.0
 """A candidate this many times slower than the fastest is no choice at any pressure: it bounds the front and its hypervolume."""
 
@@ -62,13 +62,26 @@ def pareto_set(records: Sequence[Record], variants: int) -> ParetoSet:
     if not front:
         return ParetoSet(measured, (), (), 1.0)
     points = _points(front)
-    reference = pareto.reference_point(points)
-    reference[0] = MAX_SLOWDOWN * points[:, 0].min() * 1.01
     fastest = int(np.argmin(points[:, 0]))
-    chosen = pareto.thin(points, variants, reference, keep=[fastest])
-    ratio = pareto.coverage(points[chosen], points, reference)
+    chosen = pareto.thin(points, variants, _reference(points), keep=[fastest])
+    ratio = hypervolume_ratio([objectives_of(front[int(i)]) for i in chosen], [objectives_of(record) for record in front])
     kept = sorted((front[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
     return ParetoSet(measured, front, tuple(kept), ratio)
+
+
+def hypervolume_ratio(kept: Sequence[Objectives], front: Sequence[Objectives]) -> float:
+    """Hypervolume of the kept objective vectors over that of the measured front, 0 to 1; 1 when nothing was measured."""
+    if not front:
+        return 1.0
+    points = np.array([each.vector() for each in front], dtype=np.float64)
+    return pareto.coverage([each.vector() for each in kept], points, _reference(points))
+
+
+def _reference(points: np.ndarray) -> np.ndarray:
+    """The corner that hypervolume is measured to: the slowest latency that is still a choice, and a little beyond the worst traffic."""
+    reference = pareto.reference_point(points)
+    reference[0] = MAX_SLOWDOWN * points[:, 0].min() * 1.01
+    return reference
 
 
 def _points(records: Sequence[Record]) -> np.ndarray:
