@@ -1,27 +1,36 @@
-"""A bundle's plan, bound to memory: what is done once at load so that a step of a run is one function call."""
+"""A bundle's plan, bound to memory: what is done once at load so that a run has next to nothing left to do."""
 
 from __future__ import annotations
 
-import operator
-import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 import numpy as np
 
-from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, KERNELS, Manifest, Plan, Task
+from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, KERNELS, Manifest, Plan, Task, Tensor
 from mvcompile.errors import BundleError
 from mvcompile.runtime import memory
+from mvcompile.runtime.driver import DRIVER
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel, Library
+from mvcompile.runtime.steps import NativeSteps, PythonSteps, StepError, Steps
 
 Kernels = tuple[tuple[Kernel, ...], ...]
 """Per task, per variant."""
 
+_Result = TypeVar("_Result")
 
-def find_kernels(tasks: Sequence[Task], library: Library) -> Kernels:
-    """Every variant's function. Raises BundleError if the library lacks one."""
+_TAIL_STEPS = 2
+"""How many steps before its end a run says that it ends soon: the last ones of most models take 0.01 to 2 ms together."""
+
+
+def load_program(manifest: Manifest, library: Library, weights: memoryview) -> Program:
+    """The program of a bundle. Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory."""
+    return Program(manifest, _find_kernels(manifest.tasks, library), weights, library.function(DRIVER))
+
+
+def _find_kernels(tasks: Sequence[Task], library: Library) -> Kernels:
     return tuple(tuple(_find(variant.symbol, library) for variant in task.variants) for task in tasks)
 
 
@@ -32,115 +41,88 @@ def _find(symbol: str, library: Library) -> Kernel:
     return kernel
 
 
-@dataclass(frozen=True, slots=True)
-class _InputUse:
-    """A step that reads model inputs: its arguments with holes, and which input goes into which hole."""
-
-    step: int
-    template: tuple[Any, ...]
-    holes: tuple[tuple[int, int], ...]
-
-
 class Program:
-    """Steps ready to run. Only `select` and `selected` may be called while a run is in flight; runs must not overlap.
+    """Steps ready to run. Only `select` and `selected` may be called while a run is in flight; runs must not overlap."""
 
-    `selected[i]` is the kernel that step i calls next: storing one there is the whole act of switching a layer.
-    """
-
-    def __init__(self, manifest: Manifest, kernels: Kernels, weights: memoryview) -> None:
+    def __init__(self, manifest: Manifest, kernels: Kernels, weights: memoryview, driver: Kernel | None) -> None:
         plan = manifest.plan
         self._layers = tuple(step.layer for step in plan.steps)
         self._choices = tuple(kernels[step.task] for step in plan.steps)
-        self._variant_of = [{id(kernel): index for index, kernel in enumerate(choices)} for choices in self._choices]
-        self._selected = [choices[0] for choices in self._choices]
-        self._input_buffers: list[tuple[Array, Any] | None] = [None] * len(manifest.model.inputs)
-        self._inputs = manifest.model.inputs
-        arrays = _arrays(plan, weights)
-        self._output_arrays = [arrays[index] for index in plan.outputs]
-        self._output_inputs = [plan.tensors[index].offset if arrays[index] is None else -1 for index in plan.outputs]
-        self._arguments, self._uses = _arguments(plan, arrays)
+        self._variant_of = {id(kernel): index for variants in kernels for index, kernel in enumerate(variants)}
+        self.input_buffers = [memory.allocate_array(spec.dtype, spec.shape) for spec in manifest.model.inputs]
+        self._input_tensors = [memory.tensor(buffer) for buffer in self.input_buffers]
+        self._input_uses = _input_uses(plan)
+        arrays = _arrays(plan, weights, self.input_buffers)
+        self._outputs = [(arrays[index], _input_of(plan.tensors[index])) for index in plan.outputs]
+        first = [choices[0] for choices in self._choices]
+        tensors = [memory.tensor(array) for array in arrays]
+        arguments = [[tensors[index] for index in step.arguments] for step in plan.steps]
+        self._steps: Steps = PythonSteps(first, arguments) if driver is None else NativeSteps(driver, first, arguments)
+        self._head = max(0, len(plan.steps) - _TAIL_STEPS)
 
     def select(self, step: int, variant: int) -> None:
         """Use `variant` of step `step` from its next call on. Raises IndexError after `clear`."""
-        self._selected[step] = self._choices[step][variant]
+        self._steps.select(step, self._choices[step][variant])
 
     def selected(self) -> tuple[int, ...]:
         """The selected variant of each step; nothing after `clear`."""
-        return tuple(index[id(kernel)] for index, kernel in zip(self._variant_of, self._selected.copy(), strict=False))
+        variant_of = self._variant_of
+        return tuple(variant_of[id(kernel)] for kernel in self._steps.selected())
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run all steps on `inputs` (dtypes and shapes are right) and return copies of the outputs, in the model's order."""
-        steps = iter(self._bound(inputs))
-        try:
-            # Both iterators read their list when they get to an item, so a kernel stored meanwhile is called.
-            for kernel, arguments in zip(self._selected, steps, strict=True):
-                kernel(*arguments)
-        except Exception as error:
-            self._fail(operator.length_hint(steps), error)
-        return self._outputs(inputs)
+    def run(self, inputs: Sequence[Array], soon: Callable[[], object]) -> list[Array]:
+        """Run all steps on `inputs` (dtypes and shapes are right) and return copies of the outputs, in the model's order.
 
-    def run_profiled(self, inputs: Sequence[Array], clock: Callable[[], float] = time.perf_counter) -> tuple[float, ...]:
-        """Run all steps on `inputs` and return each one's seconds, the call included."""
-        steps = iter(self._bound(inputs))
-        seconds = []
-        try:
-            for kernel, arguments in zip(self._selected, steps, strict=True):
-                begin = clock()
-                kernel(*arguments)
-                seconds.append(clock() - begin)
-        except Exception as error:
-            self._fail(operator.length_hint(steps), error)
-        return tuple(seconds)
+        Calls `soon` before the last steps.
+        """
+        return self._run(inputs, soon, self._steps.run)[1]
+
+    def run_profiled(self, inputs: Sequence[Array], soon: Callable[[], object]) -> tuple[float, ...]:
+        """Do all that `run` does, and return the seconds of each step, the call included, instead of the outputs."""
+        head, tail = self._run(inputs, soon, self._steps.run_timed)[0]
+        return (*head, *tail)
 
     def clear(self) -> None:
         """Drop every reference into the bundle's and the arena's memory, and to the kernels."""
-        for references in (
-            self._selected,
-            self._arguments,
-            self._uses,
-            self._output_arrays,
-            self._variant_of,
-            self._input_buffers,
-        ):
-            references.clear()
-        self._choices = ()
+        self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), ())
+        self.input_buffers, self._input_tensors, self._outputs = [], [], []
 
-    def _bound(self, inputs: Sequence[Array]) -> list[tuple[Any, ...]]:
-        if not self._uses:
-            return self._arguments
-        tensors = [self._input_tensor(index, array) for index, array in enumerate(inputs)]
-        arguments = self._arguments.copy()
-        for use in self._uses:
-            values = list(use.template)
-            for position, index in use.holes:
-                values[position] = tensors[index]
-            arguments[use.step] = tuple(values)
-        return arguments
+    def _run(
+        self, inputs: Sequence[Array], soon: Callable[[], object], run: Callable[[int, int], _Result]
+    ) -> tuple[tuple[_Result, _Result], list[Array]]:
+        bound = [
+            index for index, array in enumerate(inputs) if array is not self.input_buffers[index] and self._take(index, array)
+        ]
+        try:
+            head = run(0, self._head)
+            soon()
+            tail = run(self._head, len(self._layers))
+        except StepError as error:
+            raise self._failure(error) from error.__cause__
+        finally:
+            for index in bound:  # the caller's arrays must not live until the next run
+                self._bind(index, self._input_tensors[index])
+        return (head, tail), [(array if at is None else inputs[at]).copy("C") for array, at in self._outputs]
 
-    def _input_tensor(self, index: int, array: Array) -> Any:
-        in_place = memory.bindable(array)
-        if in_place is not None:
-            return in_place
-        buffer = self._input_buffers[index]
-        if buffer is None:
-            spec = self._inputs[index]
-            aligned = memory.allocate_array(spec.dtype, spec.shape)
-            buffer = self._input_buffers[index] = (aligned, memory.tensor(aligned))
-        np.copyto(buffer[0], array)
-        return buffer[1]
+    def _take(self, index: int, array: Array) -> bool:
+        """Make `array` what the steps read as input `index`, in place if they can (then return True), else by a copy."""
+        tensor = memory.bindable(array)
+        if tensor is None:
+            np.copyto(self.input_buffers[index], array)
+            return False
+        self._bind(index, tensor)
+        return True
 
-    def _outputs(self, inputs: Sequence[Array]) -> list[Array]:
-        sources = zip(self._output_arrays, self._output_inputs, strict=True)
-        return [np.array(inputs[index] if array is None else array, order="C") for array, index in sources]
+    def _bind(self, index: int, tensor: Any) -> None:
+        for step, position in self._input_uses[index]:
+            self._steps.bind(step, position, tensor)
 
-    def _fail(self, remaining: int, error: Exception) -> NoReturn:
-        step = len(self._arguments) - remaining - 1
-        reason = " ".join(str(error).split())
-        raise BundleError(f"the kernel of layer {self._layers[step]!r} failed: {reason}; compile the model again") from error
+    def _failure(self, error: StepError) -> BundleError:
+        reason = " ".join(str(error.__cause__ or "it gave no reason").split())
+        return BundleError(f"the kernel of layer {self._layers[error.step]!r} failed: {reason}; compile the model again")
 
 
-def _arrays(plan: Plan, weights: memoryview) -> list[Array | None]:
-    """The memory of each tensor of the plan, None for those that each run brings."""
+def _arrays(plan: Plan, weights: memoryview, inputs: Sequence[Array]) -> list[Array]:
+    """The memory of each tensor of the plan."""
     storages = {tensor.storage for tensor in plan.tensors}
     blocks = {}
     if CONSTANT in storages:
@@ -148,20 +130,22 @@ def _arrays(plan: Plan, weights: memoryview) -> list[Array | None]:
     if ARENA in storages:
         blocks[ARENA] = memory.allocate(plan.arena_bytes)
     return [
-        None if one.storage == INPUT else memory.array_at(blocks[one.storage], one.offset, one.dtype, one.shape)
+        inputs[one.offset] if one.storage == INPUT else memory.array_at(blocks[one.storage], one.offset, one.dtype, one.shape)
         for one in plan.tensors
     ]
 
 
-def _arguments(plan: Plan, arrays: list[Array | None]) -> tuple[list[tuple[Any, ...]], list[_InputUse]]:
-    """The arguments of each step, and the steps whose arguments are complete only when a run brings its inputs."""
-    tensors = [None if array is None else memory.tensor(array) for array in arrays]
-    arguments = [tuple(tensors[index] for index in step.arguments) for step in plan.steps]
-    uses = []
+def _input_of(tensor: Tensor) -> int | None:
+    """The model input that a tensor is, None if it is none."""
+    return tensor.offset if tensor.storage == INPUT else None
+
+
+def _input_uses(plan: Plan) -> dict[int, list[tuple[int, int]]]:
+    """Per input of the model, wherever a step reads it: the step, and the position among its arguments."""
+    uses: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for number, step in enumerate(plan.steps):
-        holes = [
-            (position, plan.tensors[index].offset) for position, index in enumerate(step.arguments) if tensors[index] is None
-        ]
-        if holes:
-            uses.append(_InputUse(number, arguments[number], tuple(holes)))
-    return arguments, uses
+        for position, index in enumerate(step.arguments):
+            which = _input_of(plan.tensors[index])
+            if which is not None:
+                uses[which].append((number, position))
+    return uses

@@ -24,15 +24,17 @@ import numpy as np
 import numpy.typing as npt
 import tvm
 import tvm_ffi
-from tvm import te
+from tvm import te, tirx
 
 from mvcompile.bundle import schema
 from mvcompile.bundle.schema import Manifest
 from mvcompile.bundle.writer import Source, write_bundle
+from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
 from mvcompile.types import OBJECTIVE_UNITS, HostTarget, Objectives, TensorSpec, Verification, align
 
 ROWS, WIDTH = 8, 16
 Scales = tuple[float, float]
+"""Of the two variants of dense."""
 Array = npt.NDArray[Any]
 
 _TRACES = tuple(json.dumps({"tiny": number}) for number in range(3))
@@ -43,10 +45,12 @@ def write_kernel_bundle(
     path: str | os.PathLike[str],
     *,
     scales: Scales = (1.0, 1.0),
+    driver: bool = True,
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     kernels: bytes | None = None,
 ) -> Manifest:
-    """Write the bundle to `path`, its manifest passed through `change` first, with `kernels` in place of the compiled library."""
+    """Write the bundle to `path`, its manifest passed through `change` first, with `kernels` in place of the compiled library,
+    or without a `driver` in that."""
     weights = b"".join(_padded(array) for array in tiny_weights())
     inputs = tiny_inputs(seed=7)
     outputs = tiny_reference(inputs)
@@ -55,7 +59,7 @@ def write_kernel_bundle(
         offsets.append(len(selftest))
         selftest += _padded(array)
     members: dict[str, Source] = {
-        schema.KERNELS: tiny_kernels(scales) if kernels is None else kernels,
+        schema.KERNELS: tiny_kernels(scales, driver) if kernels is None else kernels,
         schema.WEIGHTS: weights,
         schema.RUNTIME_LIBRARY: Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so",
         schema.RUNTIME_LICENSE: Path(tvm.__file__).parent / "LICENSE",
@@ -90,21 +94,28 @@ def tiny_reference(inputs: dict[str, Array], scales: Scales = (1.0, 1.0)) -> dic
 
 
 @functools.cache
-def tiny_kernels(scales: Scales) -> bytes:
+def tiny_kernels(scales: Scales, driver: bool) -> bytes:
     """The shared library."""
     serial, parallel = (_dense(scale) for scale in scales)
-    module = tvm.IRModule(
-        {
-            "dense_v0": serial.with_attr("global_symbol", "dense_v0"),
-            "dense_v1": _parallel_rows(parallel).with_attr("global_symbol", "dense_v1"),
-            "merge_v0": _parallel_rows(_merge()).with_attr("global_symbol", "merge_v0"),
-        }
-    )
+    functions = {"dense_v0": serial, "dense_v1": _parallel_rows(parallel), "merge_v0": _parallel_rows(_merge())}
+    if driver:
+        functions[DRIVER] = step_driver()
+    module = tvm.IRModule({name: function.with_attr("global_symbol", name) for name, function in functions.items()})
     target = tvm.target.Target({"kind": "llvm", "mtriple": _triple(), "mcpu": _cpu(), "num-cores": 2})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, schema.KERNELS)
         tvm.compile(module, target=target).export_library(str(path))
         return path.read_bytes()
+
+
+def step_driver() -> Any:
+    """The function of `mvcompile.runtime.driver`, to be compiled together with the kernels."""
+    steps, begin, end, times = (
+        tirx.Var(*one) for one in (("steps", "handle"), ("begin", "int64"), ("end", "int64"), ("times", "handle"))
+    )
+    loop = tirx.Return(tirx.call_extern("int64", LOOP, steps, begin, end, times))
+    body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", tvm.ir.StringImm(LOOP_IR), loop)
+    return tirx.PrimFunc([steps, begin, end, times], body)
 
 
 def _dense(scale: float) -> Any:
@@ -113,15 +124,15 @@ def _dense(scale: float) -> Any:
     b = te.placeholder((WIDTH,), name="b")
     k = te.reduce_axis((0, WIDTH), name="k")
     product = te.compute((ROWS, WIDTH), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k), name="product")
-    zero, factor = (tvm.tirx.const(value, "float32") for value in (0, scale))
-    out = te.compute((ROWS, WIDTH), lambda i, j: tvm.tirx.max(product[i, j] + b[j], zero) * factor, name="out")
+    zero, factor = (tirx.const(value, "float32") for value in (0, scale))
+    out = te.compute((ROWS, WIDTH), lambda i, j: tirx.max(product[i, j] + b[j], zero) * factor, name="out")
     return te.create_prim_func([x, w, b, out])
 
 
 def _merge() -> Any:
     x, hidden, deep = (te.placeholder((ROWS, WIDTH), name=name) for name in ("x", "hidden", "deep"))
     gate = te.placeholder((ROWS, WIDTH), dtype="bool", name="gate")
-    out = te.compute((ROWS, WIDTH), lambda i, j: hidden[i, j] + tvm.tirx.Select(gate[i, j], deep[i, j], x[i, j]), name="out")
+    out = te.compute((ROWS, WIDTH), lambda i, j: hidden[i, j] + tirx.Select(gate[i, j], deep[i, j], x[i, j]), name="out")
     return te.create_prim_func([x, gate, hidden, deep, out])
 
 

@@ -30,9 +30,18 @@ def doubling(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def session(bundle: Path) -> Iterator[Session]:
-    with load(bundle) as session:
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle `bundle`, but without the driver."""
+    path = tmp_path_factory.mktemp("bundle") / "plain.mvb"
+    write_kernel_bundle(path, driver=False)
+    return path
+
+
+@pytest.fixture(params=["native", "python"])
+def session(bundle: Path, plain: Path, request: pytest.FixtureRequest) -> Iterator[Session]:
+    """A session whose steps the bundle's driver runs, and one whose steps Python runs."""
+    with load(bundle if request.param == "native" else plain) as session:
         yield session
 
 

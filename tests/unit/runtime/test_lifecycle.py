@@ -10,7 +10,7 @@ import pytest
 
 from mvcompile.errors import UsageError
 from mvcompile.runtime import Session, load, selftest
-from mvcompile.testing.kernels import tiny_inputs
+from mvcompile.testing.kernels import Array, tiny_inputs
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -44,6 +44,7 @@ def test_everything_says_so_after_close(bundle: Path) -> None:
         lambda: session.select("dense0", 1),
         lambda: session.select_all(0),
         lambda: session.selection,
+        lambda: session.input_buffers,
         lambda: session.member("weights.bin"),
         lambda: selftest(session),
         session.__enter__,
@@ -83,14 +84,14 @@ def test_threads_run_on_the_cores_of_the_session_and_the_caller_where_it_was(bun
 def test_close_waits_for_the_run_under_way(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = load(bundle)
     entered, proceed = threading.Event(), threading.Event()
-    original = session._program._outputs
+    original = session._program._take
 
-    def outputs(inputs: object) -> object:
+    def take(index: int, array: Array) -> bool:
         entered.set()
         proceed.wait(10)
-        return original(inputs)  # type: ignore[arg-type]
+        return original(index, array)
 
-    monkeypatch.setattr(session._program, "_outputs", outputs)
+    monkeypatch.setattr(session._program, "_take", take)
     found: list[object] = []
     runner = threading.Thread(target=lambda: found.append(session.run(tiny_inputs(1))))
     runner.start()
@@ -151,7 +152,7 @@ EXIT = """
 import os, sys, threading
 from mvcompile.errors import UsageError
 from mvcompile.runtime import load
-from mvcompile.testing.kernels import tiny_inputs
+from mvcompile.testing.kernels import Array, tiny_inputs
 session = load(sys.argv[1], cores=sorted(os.sched_getaffinity(0)))
 session.select_all(1)
 started = threading.Event()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +78,28 @@ def test_an_aligned_input_is_used_in_place(session: Session, monkeypatch: pytest
     assert_close(session.run(inputs), tiny_reference(inputs))
     with pytest.raises(TypeError, match="NoneType"):
         session.run({**inputs, "x": aligned_copy(inputs["x"], 4)})
+
+
+def test_the_buffers_of_the_session_can_be_filled_and_passed(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(3):
+        inputs = tiny_inputs(seed)
+        for name, buffer in session.input_buffers.items():
+            buffer[...] = inputs[name]
+        with monkeypatch.context() as patch:
+            patch.setattr("mvcompile.runtime.memory.bindable", None)
+            assert_close(session.run(session.input_buffers), tiny_reference(inputs))
+        aligned = {name: aligned_copy(array) for name, array in tiny_inputs(9).items()}  # used in place once, then no more
+        assert_close(session.run(aligned), tiny_reference(aligned))
+
+
+def test_inputs_are_let_go_after_the_run(session: Session) -> None:
+    inputs = {name: aligned_copy(array) for name, array in tiny_inputs(1).items()}
+    gone = weakref.ref(inputs["x"])
+    session.run(inputs)
+    del inputs
+    gc.collect()
+    session.run(session.input_buffers)  # the worker has dropped what it was called with
+    assert gone() is None
 
 
 def test_read_only_inputs_with_a_numpy_that_does_not_lend_them(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,13 +248,13 @@ def test_an_interrupted_run_does_not_answer_the_next_one(session: Session, monke
         raise Interrupt
 
     slow = threading.Event()
-    original = session._program._bound
+    original = session._program._take
 
-    def bound(inputs: list[Array]) -> object:
+    def take(index: int, array: Array) -> bool:
         slow.wait(10)
-        return original(inputs)
+        return original(index, array)
 
-    monkeypatch.setattr(session._program, "_bound", bound)
+    monkeypatch.setattr(session._program, "_take", take)
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.05)
     try:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm_ffi
 
-from mvcompile.bundle.schema import Manifest
-from mvcompile.errors import UsageError
+from mvcompile.bundle.reader import open_bundle
+from mvcompile.errors import BundleError, UsageError
 from mvcompile.runtime import Session, load
-from mvcompile.runtime.program import Program
+from mvcompile.runtime.driver import DRIVER
+from mvcompile.runtime.native import Kernel, Library, ensure_tvm_runtime
+from mvcompile.runtime.program import Kernels, Program
+from mvcompile.runtime.steps import NativeSteps
 from mvcompile.testing.kernels import tiny_inputs, tiny_reference, tiny_weights
 
 
@@ -75,25 +79,48 @@ def test_wrong_selections_change_nothing(session: Session) -> None:
     assert session.selection == (1, 0, 0)
 
 
-def test_a_run_under_way_takes_up_a_selection_at_its_next_step(bundle: Path) -> None:
-    manifest: Manifest
-    with load(bundle) as session:
-        manifest = session.manifest
-        weights = bytearray(session.member("weights.bin"))
+def program_of(bundle: Path, kernels: Kernels, native: bool) -> Program:
+    """The program of the bundle with other kernels."""
+    with open_bundle(bundle) as opened:
+        ensure_tvm_runtime(opened.member("libtvm_runtime.so"))
+        driver = Library(opened.member("kernels.so")).function(DRIVER)
+        assert driver is not None
+        return Program(opened.manifest, kernels, memoryview(bytearray(opened.member("weights.bin"))), driver if native else None)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_run_under_way_takes_up_a_selection_at_its_next_step(bundle: Path, native: bool) -> None:
     called = []
 
-    def kernel(name: str, then: Callable[[], None] = lambda: None) -> Callable[..., None]:
+    def kernel(name: str, then: Callable[[], None] = lambda: None) -> Kernel:
         def call(*arguments: object) -> None:
             called.append(name)
             then()
 
-        return call
+        return tvm_ffi.convert_func(call)
 
     dense = (kernel("dense_v0", lambda: program.select(1, 1)), kernel("dense_v1"))
-    program = Program(manifest, (dense, (kernel("merge_v0"),)), memoryview(weights))
-    program.run(list(tiny_inputs(1).values()))
-    assert called == ["dense_v0", "dense_v1", "merge_v0"]
+    program = program_of(bundle, (dense, (kernel("merge_v0"),)), native)
+    program.run(list(tiny_inputs(1).values()), lambda: called.append("soon"))
+    assert called == ["dense_v0", "soon", "dense_v1", "merge_v0"]
     assert program.selected() == (0, 1, 0)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_steps_after_one_that_failed_are_not_run(bundle: Path, native: bool) -> None:
+    called = []
+
+    def fail(*arguments: object) -> None:
+        called.append("dense")
+        if len(called) > 1:
+            raise ValueError("out of luck")
+
+    dense, merge = tvm_ffi.convert_func(fail), tvm_ffi.convert_func(lambda *arguments: called.append("merge"))
+    program = program_of(bundle, ((dense, dense), (merge,)), native)
+    with pytest.raises(BundleError, match="the kernel of layer 'dense1' failed: out of luck") as caught:
+        program.run(list(tiny_inputs(1).values()), lambda: None)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert "merge" not in called
 
 
 def test_selecting_while_runs_are_under_way_never_gives_a_wrong_output(doubling: Path, two_cores: list[int]) -> None:
@@ -124,8 +151,9 @@ def test_selecting_while_runs_are_under_way_never_gives_a_wrong_output(doubling:
 def test_weights_are_used_where_they_are_mapped(bundle: Path) -> None:
     with load(bundle) as session:
         mapped = np.frombuffer(session.member("weights.bin"), np.uint8)
-        session._program.run(list(tiny_inputs(1).values()))
-        tensors = [argument for arguments in session._program._arguments for argument in arguments if argument is not None]
+        steps = session._program._steps
+        assert isinstance(steps, NativeSteps)
+        tensors = [argument for arguments in steps._arguments for argument in arguments if argument is not None]
         begin, end = mapped.__array_interface__["data"][0], mapped.__array_interface__["data"][0] + mapped.size
         inside = [tensor for tensor in tensors if begin <= tensor.data_ptr() < end]
         assert len(inside) == len(tiny_weights())
