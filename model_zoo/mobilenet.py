@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 
@@ -48,7 +50,7 @@ def _conv(
     """Convolution without bias, batch norm, and ReLU6 (a Clip) unless linear."""
     fan_in = inputs // groups * size * size
     weight = graph.kernel(f"{name}.0.weight", (outputs, inputs // groups, size, size), fan_in, gain)
-    window = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
+    window: dict[str, Any] = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
     x = graph.node("Conv", [x, weight], f"/{name}/Conv", **window)
     statistics = [
         graph.scale(f"{name}.1.weight", (outputs,), around),

@@ -37,7 +37,7 @@ def uniform(key: str, shape: Sequence[int], low: float, high: float) -> Weights:
 
 
 def kernel(key: str, shape: Sequence[int], fan_in: int, gain: float) -> Weights:
-    """Weights of variance gain / fan_in: gain 2 keeps the second moment behind a rectifier (He et al., ICCV 2015), 1 elsewhere."""
+    """Weights of variance gain / fan_in: 2 keeps the second moment behind a rectifier (He et al., ICCV 2015), 1 elsewhere."""
     limit = math.sqrt(3.0 * gain / fan_in)
     return uniform(key, shape, -limit, limit)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 
 from .graph import Graph
@@ -37,7 +39,7 @@ def _conv(
         graph.kernel(f"{name}.weight", shape, inputs // groups * size * size, gain),
         graph.bias(f"{name}.bias", (outputs,)),
     ]
-    window = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
+    window: dict[str, Any] = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
     x = graph.node("Conv", [x, *weights], f"/{name}/Conv", **window)
     return graph.node("Relu", [x], f"/{name}/Relu") if relu else x
 

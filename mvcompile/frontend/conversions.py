@@ -1,8 +1,8 @@
 """Conversions that are done here instead of by TVM's importer, because its own are wrong, unsafe or slow for static shapes.
 
-Each takes the block builder, the node's inputs (None where omitted) and its attributes, and returns a Relax expression, or None to
-leave the node to TVM's importer. `PREPARED` are not conversions: they only put attributes or inputs into the form that TVM's
-importer gets right.
+Each takes the block builder, the node's inputs (None where omitted) and its attributes, and returns a Relax expression, or None
+to leave the node to TVM's importer. `PREPARED` are no conversions: they put attributes or inputs into a form that TVM's importer
+gets right.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def _pairwise(operator: Callable[[Any, Any], Any]) -> Conversion:
 
 
 def _clip(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
-    """One operator for constant bounds. TVM's importer makes functions of its own for each."""
+    """One operator for constant bounds of floats. TVM's importer makes functions of its own for each bound."""
     bounds = []
     for position, (name, unbounded) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
-        value = constant(inputs[position]) if inputs[position] is not None else np.array(attributes.get(name, unbounded))
-        if value is None or not np.isfinite(value).all() and inputs[position] is not None:
+        value = np.array(attributes.get(name, unbounded)) if inputs[position] is None else constant(inputs[position])
+        if value is None or np.isnan(value).any():
             return None
         bounds.append(float(value.reshape(())))
-    if not str(inputs[0].ty.dtype).startswith("float"):
-        return None
+    if bounds[0] > bounds[1] or not str(inputs[0].ty.dtype).startswith("float"):
+        return None  # crossed bounds mean the upper one to ONNX, the lower one to TVM
     return relax.op.clip(inputs[0], *bounds)
 
 
@@ -61,8 +61,8 @@ def _batch_normalization(builder: Any, inputs: Any, attributes: dict[str, Any]) 
     factor = scale / np.sqrt(variance + attributes.get("epsilon", 1e-5))
     shape = (-1, *[1] * (len(static_shape(inputs[0])) - 2))
     dtype = str(inputs[0].ty.dtype)
-    product = builder.normalize(relax.op.multiply(inputs[0], relax.const(factor.reshape(shape).astype(dtype))))
-    return relax.op.add(product, relax.const((bias - mean * factor).reshape(shape).astype(dtype)))
+    product = builder.normalize(relax.op.multiply(inputs[0], relax.const(factor.reshape(shape).astype(dtype), dtype)))
+    return relax.op.add(product, relax.const((bias - mean * factor).reshape(shape).astype(dtype), dtype))
 
 
 def _dropout(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
@@ -72,7 +72,8 @@ def _dropout(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
 
 def _shape(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
     """A constant, as all shapes are static."""
-    return relax.const(np.array(static_shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")], np.int64))
+    extents = static_shape(inputs[0])[attributes.get("start", 0) : attributes.get("end")]
+    return relax.const(np.array(extents, np.int64), "int64")
 
 
 def _size(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
@@ -84,7 +85,8 @@ def _gather(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
     if constant(data) is not None and constant(indices) is not None:
         return None
     axis = attributes.get("axis", 0) % len(static_shape(data))
-    return relax.op.take(data, within(builder, indices, static_shape(data)[axis]), axis)
+    indices = within(builder, indices, static_shape(data)[axis], clamp=False)
+    return relax.op.take(data, indices, axis, mode="clip")
 
 
 def _gather_elements(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
@@ -114,9 +116,10 @@ def _reduction(attributes: dict[str, Any]) -> str:
     return "update" if reduction == "none" else reduction
 
 
-def within(builder: Any, indices: Any, extents: int | Sequence[int]) -> Any:
-    """`indices` counted from the front, none of them outside [0, extent): kernels do not check, and would read or write past the
-    tensor. ONNX does not define what an index outside means; here it means the nearest one. Raises `ValueError` for a constant."""
+def within(builder: Any, indices: Any, extents: int | Sequence[int], *, clamp: bool = True) -> Any:
+    """`indices` counted from the front, and none of them outside [0, extent): kernels do not check, and would read or write past
+    the tensor. ONNX does not define what an index outside means; here it means the nearest one, and `ValueError` in a constant.
+    """
     value = constant(indices)
     limit = np.asarray(extents)
     if value is not None:
@@ -128,8 +131,35 @@ def within(builder: Any, indices: Any, extents: int | Sequence[int]) -> Any:
     if not dtype.startswith("u"):
         shifted = builder.normalize(relax.op.add(indices, extent))
         indices = builder.normalize(relax.op.where(relax.op.less(indices, zero), shifted, indices))
-        indices = builder.normalize(relax.op.maximum(indices, zero))
-    return builder.normalize(relax.op.minimum(indices, last))
+    if not clamp:
+        return indices
+    return builder.normalize(relax.op.minimum(builder.normalize(relax.op.maximum(indices, zero)), last))
+
+
+def _pow(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
+    """The exponent in the dtype of the base, as TVM wants it, and a square as a product, which is faster."""
+    base, exponent, value = inputs[0], inputs[1], constant(inputs[1])
+    if value is not None and value.size == 1 and value.reshape(()) == 2 and len(value.shape) <= len(static_shape(base)):
+        return relax.op.multiply(base, base)
+    if base.ty.dtype != exponent.ty.dtype:
+        exponent = builder.normalize(relax.op.astype(exponent, str(base.ty.dtype)))
+    return relax.op.power(base, exponent)
+
+
+def _upsample(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
+    """Upsample, and Resize of operator set 10, which is the same: the source of x is x / scale, rounded down by `nearest`."""
+    scales = attributes.get("scales") if inputs[1] is None else constant(inputs[1])
+    shape = static_shape(inputs[0])
+    if scales is None or len(shape) != 4 or scales[0] != 1 or scales[1] != 1:
+        raise ValueError("only constant scales of the two last axes of four are supported")
+    size = relax.ShapeExpr([int(extent * scale) for extent, scale in zip(shape[2:], scales[2:], strict=True)])
+    method = {b"nearest": "nearest_neighbor", b"linear": "linear", b"bilinear": "linear"}[attributes.get("mode", b"nearest")]
+    settings = {"method": method, "coordinate_transformation_mode": "asymmetric", "rounding_method": "floor"}
+    return relax.op.image.resize2d(inputs[0], size, layout="NCHW", **settings)
+
+
+def _resize(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
+    return _upsample(builder, inputs, attributes) if len(inputs) == 2 else None
 
 
 CONVERSIONS: Mapping[str, Conversion] = {
@@ -141,12 +171,15 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "GatherND": _gather_nd,
     "Max": _pairwise(relax.op.maximum),
     "Min": _pairwise(relax.op.minimum),
+    "Pow": _pow,
+    "Resize": _resize,
     "Scatter": _scatter_elements,
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Shape": _shape,
     "Size": _size,
     "Sum": _pairwise(relax.op.add),
+    "Upsample": _upsample,
 }
 """By operator. All of them mean the same in every operator set that is imported."""
 
@@ -173,14 +206,9 @@ def _slice_inputs(inputs: Any, attributes: dict[str, Any]) -> None:
     """Up to operator set 9, a slice's bounds are attributes; TVM's importer reads inputs."""
     if "starts" in attributes:
         axes = attributes.get("axes", range(len(attributes["starts"])))
-        inputs.extend(relax.const(np.array(values, np.int64)) for values in (attributes["starts"], attributes["ends"], axes))
-
-
-def _upsample_scales(inputs: Any, attributes: dict[str, Any]) -> None:
-    """From operator set 9 on, the scales of Upsample are an input; TVM's importer reads the attribute."""
-    scales = constant(inputs[1])
-    if scales is not None:
-        attributes["scales"] = tuple(float(scale) for scale in scales)
+        inputs.extend(
+            relax.const(np.array(values, np.int64), "int64") for values in (attributes["starts"], attributes["ends"], axes)
+        )
 
 
 PREPARED: Mapping[str, Callable[[Any, dict[str, Any]], None]] = {
@@ -189,5 +217,4 @@ PREPARED: Mapping[str, Callable[[Any, dict[str, Any]], None]] = {
     "LpPool": _explicit_pads,
     "MaxPool": _explicit_pads,
     "Slice": _slice_inputs,
-    "Upsample": _upsample_scales,
 }

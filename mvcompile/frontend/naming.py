@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from mvcompile.frontend.shapes import free_inputs
 
@@ -73,13 +76,17 @@ class _Renamer:
         return copy
 
     def fill(self, target: onnx.GraphProto, source: onnx.GraphProto) -> None:
-        """Copy initializers and nodes of `source`, renamed."""
+        """Copy initializers and nodes of `source`, renamed; Constant nodes become initializers."""
         for tensor in source.initializer:
             copy = target.initializer.add()
             copy.CopyFrom(tensor)
             copy.name = self.tensor(tensor.name)
         for node in source.node:
-            self._node(target.node.add(), node)
+            values = _constant(node)
+            if values is None:
+                self._node(target.node.add(), node)
+            else:
+                target.initializer.append(onnx.numpy_helper.from_array(values, self.tensor(node.output[0])))
 
     def _node(self, copy: onnx.NodeProto, node: onnx.NodeProto) -> None:
         number = len(self.labels)
@@ -97,6 +104,20 @@ class _Renamer:
             renamed.g.input.extend(self.info(info) for info in attribute.g.input)
             self.fill(renamed.g, attribute.g)
             renamed.g.output.extend(self.info(info) for info in attribute.g.output)
+
+
+def _constant(node: onnx.NodeProto) -> NDArray[Any] | None:
+    """The value of a Constant node of numbers, or None for any other node."""
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+        return None
+    attribute = node.attribute[0]
+    value = onnx.helper.get_attribute_value(attribute)
+    if attribute.name == "value":
+        return onnx.numpy_helper.to_array(value)
+    dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.get(
+        attribute.name
+    )
+    return None if dtype is None else np.array(value, dtype)
 
 
 def _reads(graph: onnx.GraphProto) -> Iterator[str]:

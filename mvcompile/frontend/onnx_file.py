@@ -54,8 +54,8 @@ def check(model: onnx.ModelProto, name: str) -> None:
         raise ModelError(f"{name} does not say which version of the ONNX operators it uses (opset_import has no default domain)")
     if not OLDEST_OPSET <= opset <= onnx.defs.onnx_opset_version():
         raise ModelError(
-            f"{name} uses operator set {opset}; supported are {OLDEST_OPSET} to {onnx.defs.onnx_opset_version()}: convert it with "
-            "onnx.version_converter, or export it again"
+            f"{name} uses operator set {opset}; supported are {OLDEST_OPSET} to {onnx.defs.onnx_opset_version()}: "
+            "convert it with onnx.version_converter, or export it again"
         )
     if model.graph.sparse_initializer:
         raise ModelError(f"{name} has sparse initializers, which are not supported: store them dense")

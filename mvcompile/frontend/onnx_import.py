@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Mapping
@@ -138,12 +139,11 @@ def _require_types(function: relax.Function, model: OnnxModel) -> None:
 
 def _type(ty: Any) -> tuple[str, tuple[int, ...]] | None:
     """dtype and static shape of a Relax type, or None if it is no tensor of a static shape."""
-    if not isinstance(ty, relax.TensorType) or ty.shape is None:
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return None
-    extents = [extent.value if isinstance(extent, tvm.tirx.IntImm) else None for extent in ty.shape]
-    if None in extents:
+    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape.values):
         return None
-    return str(ty.dtype), tuple(extents)
+    return str(ty.dtype), tuple(int(extent) for extent in ty.shape.values)
 
 
 class _Importer(ONNXGraphImporter):
@@ -164,12 +164,19 @@ class _Importer(ONNXGraphImporter):
         try:
             module = self.from_onnx(self.proto.graph, default_opset(self.proto))
         except Exception as error:  # TVM's importer has no error class of its own
+            self._close_blocks()
             failure = f"TVM's importer fails: {_first_line(error)}"
         if self.problems:
             raise ModelError(operators.report(self.problems.values()))
         if module is None:
             raise ModelError(failure)
         return module
+
+    def _close_blocks(self) -> None:
+        """End what the builder has open after a failure; it writes to stderr otherwise when it is dropped."""
+        with contextlib.suppress(Exception):
+            while True:
+                self.bb._end_block()
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         """Done before, with reasons."""
@@ -181,11 +188,8 @@ class _Importer(ONNXGraphImporter):
         try:
             if op_name in PREPARED:
                 PREPARED[op_name](inputs, attrs)
-            result = CONVERSIONS[op_name](self.bb, inputs, attrs) if op_name in CONVERSIONS else None
-            if result is None:
-                result = super()._convert_operator(op_name, inputs, attrs, opset)
-            else:
-                result = self.bb.normalize(result)
+            own = CONVERSIONS[op_name](self.bb, inputs, attrs) if op_name in CONVERSIONS else None
+            result = super()._convert_operator(op_name, inputs, attrs, opset) if own is None else self.bb.normalize(own)
         except Exception as error:
             if not self.missing.intersection(node.input):
                 self._refuse(node, opset, f"TVM's importer fails: {_first_line(error)}")
@@ -211,17 +215,16 @@ class _Importer(ONNXGraphImporter):
         """Refuse the node if the importer's result has another dtype or shape than ONNX infers: then it means something else."""
         results = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         for name, value in zip(node.output, results, strict=False):
-            found = _type(getattr(value, "ty", None))
             info = self.types.get(name)
-            if found is None or info is None or shapes.static_shape(info) is None:
+            if info is None or not isinstance(getattr(value, "ty", None), relax.TensorType):
                 continue
-            wanted = shapes.dtype_name(info.type.tensor_type.elem_type), shapes.static_shape(info)
+            found, wanted = _type(value.ty), (shapes.dtype_name(info.type.tensor_type.elem_type), shapes.static_shape(info))
             if found != wanted:
-                self._refuse(node, opset, f"TVM's importer gives it {_text(*found)}, but ONNX {_text(*wanted)}")
+                self._refuse(node, opset, f"TVM's importer gives it {_text(found)}, but ONNX {_text(wanted)}")
 
 
-def _text(dtype: str, shape: tuple[int, ...] | None) -> str:
-    return f"{dtype}{list(shape or ())}"
+def _text(found: tuple[str, tuple[int, ...] | None] | None) -> str:
+    return "a shape that depends on data" if found is None else f"{found[0]}{list(found[1] or ())}"
 
 
 def _first_line(error: Exception) -> str:

@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from mvcompile.frontend.onnx_file import default_opset
-from mvcompile.frontend.shapes import static_shape
+from mvcompile.frontend.shapes import free_inputs, static_shape
 
 STANDARD = ("", "ai.onnx")
 CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
 IMPORTERS = frozenset(onnx_frontend._get_convert_map())
 EXPANDED = ("Attention",)
-"""Operators whose importer is for another operator of the same name (that of com.microsoft)."""
+"""Operators whose importer is for another one of the same name: that of com.microsoft."""
+
+COORDINATES = ("align_corners", "asymmetric", "half_pixel", "pytorch_half_pixel", "tf_crop_and_resize", "tf_half_pixel_for_nn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +36,47 @@ class Problem:
 
 
 def expand(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with its own functions inlined, and with standard operators that have no importer written out where ONNX says how."""
+    """`model` with its own functions inlined, and with standard operators that have no importer written out where ONNX says how.
+
+    The model is altered.
+    """
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
-    opset, expandable = default_opset(model) or 0, set()
-    for node in model.graph.node:
-        if node.domain in STANDARD and (node.op_type not in IMPORTERS or node.op_type in EXPANDED):
-            schema = _schema(node.op_type, opset)
-            if schema is not None and (schema.has_function or schema.has_context_dependent_function):
-                expandable.add((node.domain, node.op_type))
-    if not expandable:
-        return model
-    return onnx.inliner.inline_selected_functions(model, sorted(expandable), inline_schema_functions=True)
+    opset = default_opset(model) or 0
+    while expandable := sorted({(n.domain, n.op_type) for n in model.graph.node if _is_expandable(n, opset)}):
+        try:
+            expanded = onnx.inliner.inline_selected_functions(_typed(model), expandable, inline_schema_functions=True)
+        except (
+            RuntimeError
+        ):  # it needs types that it does not infer, of omitted inputs among others: such nodes are reported later
+            return model
+        if len(expanded.graph.node) == len(model.graph.node):
+            return model
+        del model.graph.node[:]
+        model.graph.node.extend(expanded.graph.node)
+    return model
 
 
-def _schema(operator: str, opset: int) -> onnx.defs.OpSchema | None:
+def _is_expandable(node: onnx.NodeProto, opset: int) -> bool:
+    if node.domain not in STANDARD or (node.op_type in IMPORTERS and node.op_type not in EXPANDED):
+        return False
     try:
-        return onnx.defs.get_schema(operator, opset, "")
+        schema = onnx.defs.get_schema(node.op_type, opset, "")
     except onnx.defs.SchemaError:
-        return None
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with all initializers as inputs: the types of others are not looked at, and their values need not be copied."""
+    typed = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
+    typed.graph.name = model.graph.name
+    typed.graph.node.extend(model.graph.node)
+    typed.graph.input.extend(free_inputs(model.graph))
+    typed.graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        typed.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return typed
 
 
 def unsupported(model: onnx.ModelProto, labels: Mapping[str, str] | None = None) -> tuple[Problem, ...]:
@@ -135,6 +159,13 @@ def _dropout(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, fa
     return "its mask is not supported" if any(name in facts.used for name in node.output[1:]) else None
 
 
+def _dilated_same(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, facts: _Facts) -> str | None:
+    dilated = any(dilation != 1 for dilation in attributes.get("dilations", ()))
+    if dilated and attributes.get("auto_pad", b"NOTSET").startswith(b"SAME"):
+        return "dilation under auto_pad = SAME means different things to ONNX and ONNX Runtime: give the pads"
+    return None
+
+
 def _bit_shift(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, facts: _Facts) -> str | None:
     shift = facts.constant(node, 1)
     if shift is None or (shift < 0).any() or (shift >= 8 * shift.dtype.itemsize).any():
@@ -184,6 +215,9 @@ def _resize(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, fac
     for name in ("antialias", "axes", "keep_aspect_ratio_policy"):
         if attributes.get(name, 0) not in (0, b"stretch"):
             return f"TVM's importer ignores {name}"
+    mode = attributes.get("coordinate_transformation_mode", b"half_pixel").decode()
+    if mode not in COORDINATES:
+        return f"coordinate_transformation_mode {mode} is not supported"
     scales = facts.constant(node, 1 if opset < 11 else 2)
     if scales is None or not scales.size:
         return None
@@ -191,10 +225,8 @@ def _resize(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, fac
 
 
 def _upsample(node: onnx.NodeProto, attributes: Mapping[str, Any], opset: int, facts: _Facts) -> str | None:
-    scales = facts.constant(node, 1) if opset >= 9 else np.array(attributes.get("scales", ()))
-    if scales is None:
-        return "only constant scales are supported"
-    return _uneven_scales(scales.tolist(), facts.shapes[node.input[0]])
+    scales = facts.constant(node, 1) if opset >= 9 else np.array(attributes["scales"])
+    return None if scales is None else _uneven_scales(scales.tolist(), facts.shapes[node.input[0]])
 
 
 def _uneven_scales(scales: Sequence[float], shape: Sequence[int]) -> str | None:
@@ -210,10 +242,14 @@ def _non_max_suppression(node: onnx.NodeProto, attributes: Mapping[str, Any], op
 
 
 _CHECKS: Mapping[str, _Check] = {
+    "AveragePool": _dilated_same,
     "BatchNormalization": _batch_normalization,
     "BitShift": _bit_shift,
+    "Conv": _dilated_same,
     "Dropout": _dropout,
     "IsInf": _is_inf,
+    "LpPool": _dilated_same,
+    "MaxPool": _dilated_same,
     "Mod": _mod,
     "NonMaxSuppression": _non_max_suppression,
     "Pow": _pow,

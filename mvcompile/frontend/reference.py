@@ -49,7 +49,7 @@ def reference_outputs(
 
 
 def random_inputs(specs: Iterable[TensorSpec], seed: int, limits: Mapping[str, int] | None = None) -> dict[str, Array]:
-    """Inputs by name: floats from a standard normal distribution, both booleans, integers in [0, `limits[name]`), else 0 and 1."""
+    """Inputs by name: standard normal floats, both booleans, integers in [0, `limits[name]`), which is 2 if not given."""
     generator = np.random.default_rng(seed)
     values: dict[str, Array] = {}
     for spec in specs:

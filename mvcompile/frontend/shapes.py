@@ -74,19 +74,42 @@ def infer_shapes(model: onnx.ModelProto) -> None:
 
     Raises `ModelError` where the graph contradicts itself.
     """
-    graph = model.graph
     copy = skeleton(model)
     for info in copy.graph.output:  # symbols of the original model would contradict the shapes given to the inputs
         for dim in info.type.tensor_type.shape.dim:
             if not dim.HasField("dim_value"):
                 dim.Clear()
-    try:
-        inferred = onnx.shape_inference.infer_shapes(copy, strict_mode=True, data_prop=True).graph
-    except onnx.shape_inference.InferenceError as error:
-        raise ModelError(f"the model's shapes do not fit together: {str(error).strip()}") from error
+    inferred = _infer(copy)
+    while hints := _hints(inferred):
+        copy.graph.value_info.extend(hints)
+        inferred = _infer(copy)
+    graph = model.graph
     del graph.value_info[:], graph.output[:]
     graph.value_info.extend(inferred.value_info)
     graph.output.extend(inferred.output)
+
+
+def _infer(model: onnx.ModelProto) -> onnx.GraphProto:
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True).graph
+    except onnx.shape_inference.InferenceError as error:
+        # It also fails inside the definitions of operators such as MeanVarianceNormalization; what matters are known shapes.
+        lenient = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+        if any(static_shape(info) is None for info in lenient.output):
+            raise ModelError(f"the model's shapes do not fit together: {str(error).strip()}") from error
+        return lenient
+
+
+def _hints(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Types of tensors that ONNX's inference leaves open although they are those of their operator's input."""
+    known = {info.name: info for info in [*graph.input, *graph.value_info, *graph.output] if static_shape(info) is not None}
+    hints = []
+    for node in graph.node:
+        if node.op_type == "GroupNormalization" and node.input[0] in known and node.output[0] not in known:
+            hint = onnx.ValueInfoProto(name=node.output[0])
+            hint.type.CopyFrom(known[node.input[0]].type)
+            hints.append(hint)
+    return hints
 
 
 def static_shape(info: onnx.ValueInfoProto) -> Shape | None:

@@ -23,10 +23,10 @@ SKIPPED = ("FusionGemm",)
 """MatMul and Add as a Gemm between two reshapes: the reshapes part the product from what could be fused with it."""
 
 MOST_ROUNDS = 4
-"""What onnxslim folds in one round can give it shapes for the next. It would infer those itself, and copy all weights for each."""
+"""What onnxslim folds in one round gives it shapes for the next. It could infer those itself, copying all weights each time."""
 
 RTOL, ATOL = 1e-3, 1e-5
-"""|a - b| <= RTOL * |b| + ATOL * max|b|: folding a batch norm moves a float32 result by a few units in the last place per layer."""
+"""|a - b| <= RTOL * |b| + ATOL * max|b|: folding a batch norm moves a float32 result by some last places per layer."""
 
 
 def simplify(core: Core) -> tuple[onnx.ModelProto, tuple[str, ...]]:
