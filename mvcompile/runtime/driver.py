@@ -2,7 +2,7 @@
 
 Without it, steps are called one by one from Python. That works, but each call costs 0.3 us in a warm loop and more than 1 us
 after a kernel that has emptied the caches, and each call gives up the interpreter lock and has to get it back: beside a Python
-thread that computes, up to 5 ms per step (`sys.getswitchinterval`). With it, a run is two calls and 12 ns per step, and the lock
+thread that computes, up to 5 ms per step (`sys.getswitchinterval`). With it, a run is one call and 12 ns per step, and the lock
 is free meanwhile.
 
 kernels.so exports it as `__tvm_ffi_` + `DRIVER`, a tvm-ffi function of

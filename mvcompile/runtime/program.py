@@ -21,9 +21,6 @@ Kernels = tuple[tuple[Kernel, ...], ...]
 
 _Result = TypeVar("_Result")
 
-_TAIL_STEPS = 2
-"""How many steps before its end a run says that it ends soon: the last ones of most models take 0.01 to 2 ms together."""
-
 
 def load_program(manifest: Manifest, library: Library, weights: memoryview) -> Program:
     """The program of a bundle. Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory."""
@@ -58,7 +55,6 @@ class Program:
         tensors = [memory.tensor(array) for array in arrays]
         arguments = [[tensors[index] for index in step.arguments] for step in plan.steps]
         self._steps: Steps = PythonSteps(first, arguments) if driver is None else NativeSteps(driver, first, arguments)
-        self._head = max(0, len(plan.steps) - _TAIL_STEPS)
 
     def select(self, step: int, variant: int) -> None:
         """Use `variant` of step `step` from its next call on. Raises IndexError after `clear`."""
@@ -69,39 +65,31 @@ class Program:
         variant_of = self._variant_of
         return tuple(variant_of[id(kernel)] for kernel in self._steps.selected())
 
-    def run(self, inputs: Sequence[Array], soon: Callable[[], object]) -> list[Array]:
-        """Run all steps on `inputs` (dtypes and shapes are right) and return copies of the outputs, in the model's order.
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Run all steps on `inputs` (dtypes and shapes are right) and return copies of the outputs, in the model's order."""
+        return self._run(inputs, self._steps.run)[1]
 
-        Calls `soon` before the last steps.
-        """
-        return self._run(inputs, soon, self._steps.run)[1]
-
-    def run_profiled(self, inputs: Sequence[Array], soon: Callable[[], object]) -> tuple[float, ...]:
+    def run_profiled(self, inputs: Sequence[Array]) -> tuple[float, ...]:
         """Do all that `run` does, and return the seconds of each step, the call included, instead of the outputs."""
-        head, tail = self._run(inputs, soon, self._steps.run_timed)[0]
-        return (*head, *tail)
+        return tuple(self._run(inputs, self._steps.run_timed)[0])
 
     def clear(self) -> None:
         """Drop every reference into the bundle's and the arena's memory, and to the kernels."""
         self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), ())
         self.input_buffers, self._input_tensors, self._outputs = [], [], []
 
-    def _run(
-        self, inputs: Sequence[Array], soon: Callable[[], object], run: Callable[[int, int], _Result]
-    ) -> tuple[tuple[_Result, _Result], list[Array]]:
+    def _run(self, inputs: Sequence[Array], run: Callable[[], _Result]) -> tuple[_Result, list[Array]]:
         bound = [
             index for index, array in enumerate(inputs) if array is not self.input_buffers[index] and self._take(index, array)
         ]
         try:
-            head = run(0, self._head)
-            soon()
-            tail = run(self._head, len(self._layers))
+            result = run()
         except StepError as error:
             raise self._failure(error) from error.__cause__
         finally:
             for index in bound:  # the caller's arrays must not live until the next run
                 self._bind(index, self._input_tensors[index])
-        return (head, tail), [(array if at is None else inputs[at]).copy("C") for array, at in self._outputs]
+        return result, [(array if at is None else inputs[at]).copy("C") for array, at in self._outputs]
 
     def _take(self, index: int, array: Array) -> bool:
         """Make `array` what the steps read as input `index`, in place if they can (then return True), else by a copy."""

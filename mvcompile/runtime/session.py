@@ -21,7 +21,7 @@ from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Library, ensure_tvm_runtime
 from mvcompile.runtime.program import Program, load_program
 from mvcompile.runtime.selection import Choice, LayerTable
-from mvcompile.runtime.worker import Soon, Worker, WorkerStoppedError
+from mvcompile.runtime.worker import Worker, WorkerStoppedError
 from mvcompile.types import Objectives, TensorSpec, Verification
 
 _CORES = CoreRegistry()
@@ -203,7 +203,7 @@ class Session:
         state = f"cores {list(self.cores)}" if self._finalizer.alive else "closed"
         return f"<Session of {self._bundle.path}, {state}>"
 
-    def _call(self, function: Callable[[Sequence[Array], Soon], _Result], inputs: Sequence[Array]) -> _Result:
+    def _call(self, function: Callable[[Sequence[Array]], _Result], inputs: Sequence[Array]) -> _Result:
         self._require_open()
         try:
             return self._worker.call(function, inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -40,11 +41,11 @@ class Steps(Protocol):
     def bind(self, step: int, position: int, tensor: Any) -> None:
         """Make `tensor` the argument at `position` of `step`."""
 
-    def run(self, begin: int, end: int) -> None:
-        """Run the steps from `begin` up to `end`. Raises StepError."""
+    def run(self) -> None:
+        """Run the steps. Raises StepError."""
 
-    def run_timed(self, begin: int, end: int) -> list[float]:
-        """Run the steps from `begin` up to `end` and return each one's seconds. Raises StepError."""
+    def run_timed(self) -> list[float]:
+        """Run the steps and return each one's seconds. Raises StepError."""
 
 
 class PythonSteps:
@@ -63,20 +64,20 @@ class PythonSteps:
     def bind(self, step: int, position: int, tensor: Any) -> None:
         self._arguments[step][position] = tensor
 
-    def run(self, begin: int, end: int) -> None:
-        step = begin
+    def run(self) -> None:
+        step = 0
         try:
-            for step in range(begin, end):
-                self._kernels[step](*self._arguments[step])
+            for step, arguments in enumerate(self._arguments):
+                self._kernels[step](*arguments)
         except Exception as error:
             raise StepError(step) from error
 
-    def run_timed(self, begin: int, end: int) -> list[float]:
-        clock, seconds, step = time.perf_counter, [], begin
+    def run_timed(self) -> list[float]:
+        clock, seconds, step = time.perf_counter, [], 0
         try:
-            for step in range(begin, end):
+            for step, arguments in enumerate(self._arguments):
                 before = clock()
-                self._kernels[step](*self._arguments[step])
+                self._kernels[step](*arguments)
                 seconds.append(clock() - before)
         except Exception as error:
             raise StepError(step) from error
@@ -116,17 +117,17 @@ class NativeSteps:
         self._arguments[step][position] = tensor
         self._values[self._first[step] + position, 1] = _handle(tensor)
 
-    def run(self, begin: int, end: int) -> None:
-        self._run(begin, end, None)
+    def run(self) -> None:
+        self._run(None)
 
-    def run_timed(self, begin: int, end: int) -> list[float]:
-        self._run(begin, end, self._times_address)
-        seconds, nanoseconds = np.diff(self._times[begin : end + 1], axis=0).T
-        return (seconds + 1e-9 * nanoseconds).tolist()  # type: ignore[no-any-return]
+    def run_timed(self) -> list[float]:
+        self._run(self._times_address)
+        stamps_ns = [10**9 * seconds + nanoseconds for seconds, nanoseconds in self._times.tolist()]
+        return [1e-9 * (after - before) for before, after in itertools.pairwise(stamps_ns)]
 
-    def _run(self, begin: int, end: int, times: ctypes.c_void_p | None) -> None:
-        stopped = self._driver(self._steps_address, begin, end, times)
-        if stopped != end:
+    def _run(self, times: ctypes.c_void_p | None) -> None:
+        stopped = self._driver(self._steps_address, 0, len(self._steps), times)
+        if stopped != len(self._steps):
             self._fail(int(stopped))  # type: ignore[call-overload]
 
     def _fail(self, step: int) -> None:

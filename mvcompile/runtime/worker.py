@@ -12,10 +12,6 @@ from typing import Any, TypeVar
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.runtime.native import configure_thread_pool
 
-Soon = Callable[[], object]
-"""Called by a function that runs for long when it is about to end: the waiting thread wakes up meanwhile. On 2 cores of a virtual
-machine it takes 80 to 100 us to wake a thread whose core has slept for 10 ms, but 30 us if that core was awake a moment ago."""
-
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
@@ -25,17 +21,15 @@ class WorkerStoppedError(Exception):
 
 
 class _Job:
-    """A call that waits for the worker. `soon` is held until the call is about to end, `done` until it has ended."""
+    """A call that waits for the worker. `done` is held until the call has ended."""
 
-    __slots__ = ("argument", "done", "error", "function", "result", "soon")
+    __slots__ = ("argument", "done", "error", "function", "result")
 
-    def __init__(self, function: Callable[[Any, Soon], Any], argument: Any) -> None:
+    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
         self.function = function
         self.argument = argument
         self.result: Any = None
         self.error: BaseException | None = None
-        self.soon = _thread.allocate_lock()
-        self.soon.acquire()
         self.done = _thread.allocate_lock()
         self.done.acquire()
 
@@ -49,7 +43,9 @@ class Worker:
     def __init__(self, cores: Sequence[int], name: str) -> None:
         """Raises EnvironmentProblem if the thread cannot be started or pinned."""
         # A queue and a fresh lock per call take 17 us there and back on 2 cores of a virtual machine, a pair of locks 15 us; but
-        # here a call that an interrupt has left alone cannot be mistaken for the next one.
+        # here a call that an interrupt has left alone cannot be mistaken for the next one. (After 10 ms of work it is 100 us, nearly
+        # all of it the time that a core takes to leave its sleep. Waking the caller before the end saves half of that, but then a
+        # thread that computes in Python keeps the run waiting for the interpreter lock two times more, 5 ms each.)
         self._queue: SimpleQueue[_Job] = SimpleQueue()
         self._gate = threading.Lock()
         self._stopped = False
@@ -68,8 +64,8 @@ class Worker:
             message = f"the session's thread could not be pinned to cores {list(cores)}: {started.error}; name other cores=..."
             raise EnvironmentProblem(message) from started.error
 
-    def call(self, function: Callable[[Argument, Soon], Result], argument: Argument) -> Result:
-        """`function(argument, soon)` in the worker's thread, after the calls that came before. Raises what it raises.
+    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
+        """`function(argument)` in the worker's thread, after the calls that came before. Raises what it raises.
 
         Raises WorkerStoppedError after `stop`.
         """
@@ -78,7 +74,6 @@ class Worker:
             if self._stopped:
                 raise WorkerStoppedError
             self._queue.put(job)
-        job.soon.acquire()
         job.done.acquire()
         if job.error is None:
             result: Result = job.result
@@ -93,7 +88,7 @@ class Worker:
         with self._gate:
             if not self._stopped:
                 self._stopped = True
-                self._queue.put(_Job(lambda _, soon: last(), _END))
+                self._queue.put(_Job(lambda _: last(), _END))
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -104,7 +99,7 @@ class Worker:
 _END = object()
 
 
-def _settle(cores: tuple[int, ...], soon: Soon) -> None:
+def _settle(cores: tuple[int, ...]) -> None:
     # In this order: threads of the pool that TVM does not pin itself (TVM_BIND_THREADS=0) inherit the session's cores, and TVM
     # lets the thread that configures the pool roam over all of them.
     os.sched_setaffinity(0, cores)
@@ -117,11 +112,9 @@ def _serve(queue: SimpleQueue[_Job]) -> None:
         job = queue.get()
         last = job.argument is _END
         try:
-            job.result = job.function(job.argument, job.soon.release)
+            job.result = job.function(job.argument)
         except BaseException as error:  # it belongs to the caller, whatever it is
             job.error = error
-        if job.soon.locked():
-            job.soon.release()
         done = job.done
         del job  # the caller's arrays must not live until the next call
         done.release()
