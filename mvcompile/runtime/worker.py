@@ -43,9 +43,9 @@ class Worker:
     def __init__(self, cores: Sequence[int], name: str) -> None:
         """Raises EnvironmentProblem if the thread cannot be started or pinned."""
         # A queue and a fresh lock per call take 17 us there and back on 2 cores of a virtual machine, a pair of locks 15 us; but
-        # here a call that an interrupt has left alone cannot be mistaken for the next one. (After 10 ms of work it is 100 us, nearly
-        # all of it the time that a core takes to leave its sleep. Waking the caller before the end saves half of that, but then a
-        # thread that computes in Python keeps the run waiting for the interpreter lock two times more, 5 ms each.)
+        # here a call that an interrupt has left alone cannot be mistaken for the next one. After 10 ms of work it is 100 us and
+        # more, nearly all of it the time in which sleeping cores wake up. Waking the caller before the end saves 50 us of that, but
+        # beside a thread that computes in Python it costs two more waits of 5 ms for the interpreter lock.
         self._queue: SimpleQueue[_Job] = SimpleQueue()
         self._gate = threading.Lock()
         self._stopped = False
