@@ -44,8 +44,8 @@ class Worker:
         """Raises EnvironmentProblem if the thread cannot be started or pinned."""
         # A queue and a fresh lock per call take 17 us there and back on 2 cores of a virtual machine, a pair of locks 15 us; but
         # here a call that an interrupt has left alone cannot be mistaken for the next one. After 10 ms of work it is 100 us and
-        # more, nearly all of it the time in which sleeping cores wake up. Waking the caller before the end saves 50 us of that, but
-        # beside a thread that computes in Python it costs two more waits of 5 ms for the interpreter lock.
+        # more, nearly all of it the time in which sleeping cores wake up. Waking the caller before the end saves 50 us of it,
+        # but beside a thread that computes in Python it costs two more waits of 5 ms for the interpreter lock.
         self._queue: SimpleQueue[_Job] = SimpleQueue()
         self._gate = threading.Lock()
         self._stopped = False
