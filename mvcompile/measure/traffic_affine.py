@@ -24,7 +24,8 @@ class Opaque:
     """A term that is not linear in digits. Compared by identity: `Algebra` makes each at most once.
 
     `kind` is `div` or `mod` (of `parts[0]` by `divisor`), `pick` (one of `parts`, continuous: min or max), `either` (one of
-    `parts`, chosen by a condition) or `any` (unknown). `lo` and `hi` bound the value, both included.
+    `parts`, chosen by a condition) or `any` (unknown, but the same for the same values of `parts`; of every loop if there are
+    none). `lo` and `hi` bound the value, both included.
     """
 
     kind: str
@@ -94,9 +95,9 @@ class Algebra:
     def __init__(self) -> None:
         self._known: dict[object, Opaque] = {}
 
-    def unknown(self) -> Affine:
-        """A value about which nothing is known; equal to no other."""
-        return Affine({Opaque("any", (), 0, -UNBOUNDED, UNBOUNDED): 1}, 0)
+    def unknown(self, parts: tuple[Affine, ...] = ()) -> Affine:
+        """A value of which no more is known than what it depends on; equal to no other."""
+        return Affine({Opaque("any", parts, 0, -UNBOUNDED, UNBOUNDED): 1}, 0)
 
     def divmod(self, a: Affine, k: int) -> tuple[Affine, Affine]:
         """`a // k` and `a % k`, rounding down, for k > 0."""

@@ -23,7 +23,7 @@ Extent = tuple[int, int, int, Key]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A region with its number of lines. `grain` divides (bytes) every offset that the fixed loops may give the region."""
+    """A region with its number of lines. `grain` divides (bytes) all that the fixed loops may add to the region's address."""
 
     dims: tuple[Extent, ...]
     grain: int
@@ -78,14 +78,11 @@ class Levels:
     def _grains(self, dims: list[Dim], first: int, itemsize: int) -> list[int]:
         """Per level from `first`: common divisor (bytes, at most a line) of what the loops outside may add to an address."""
         by_loop = [LINE_BYTES] * self._depth
-        start = LINE_BYTES
         for dim in dims:
             unit = dim.stride * itemsize
             for position, step in self._steps(dim.index).items():
                 by_loop[position] = gcd(by_loop[position], step * unit)
-            if any(isinstance(term, Opaque) for term in dim.index.terms):
-                start = gcd(start, unit)
-        return list(accumulate(by_loop[first:], gcd, initial=start))
+        return list(accumulate(by_loop[first:], gcd, initial=LINE_BYTES))
 
     def _steps(self, form: Affine) -> dict[int, int]:
         """What one iteration of each loop adds to the linear terms of `form`."""
@@ -147,10 +144,7 @@ class Levels:
 
     def _opaque_extents(self, term: Opaque) -> list[Extent]:
         if term.kind == "any":
-            self._wrap(dict.fromkeys(range(self._depth), inf))
-            self._used.update(range(self._depth))
-            span = term.hi - term.lo
-            return [(span, span, term.lo, ())] * self._depth + [(1, 0, 0, ((term, 0),))]
+            return self._unknown(term)
         parts = [self._form(part) for part in term.parts]
         for part in term.parts:
             steps = self._steps(self._unsplit(part))
@@ -159,6 +153,25 @@ class Levels:
             elif term.kind == "either":
                 self._wrap(dict.fromkeys(steps, inf))
         return [_opaque_extent(term, [part[p] for part in parts]) for p in range(self._depth + 1)]
+
+    def _unknown(self, term: Opaque) -> list[Extent]:
+        """At most one index for each combination of the loops that the value depends on, anywhere in the dimension."""
+        loops = self._positions(Affine({term: 1}, 0))
+        self._used |= loops
+        self._wrap(dict.fromkeys(loops, inf))
+        counts = [prod(self._loops[q][2] for q in loops if q >= p) for p in range(self._depth + 1)]
+        span = term.hi - term.lo
+        return [(count, span, term.lo, ()) if count > 1 else (1, 0, 0, ((term, 0),)) for count in counts]
+
+    def _positions(self, form: Affine) -> set[int]:
+        """The loops that `form` depends on."""
+        form = self._unsplit(form)
+        out = set(self._steps(form))
+        for term in form.terms:
+            if isinstance(term, Opaque):
+                known = [self._positions(part) for part in term.parts]
+                out |= set().union(*known) if known else set(range(self._depth))
+        return out
 
 
 def _opaque_extent(term: Opaque, parts: list[Extent]) -> Extent:
@@ -172,8 +185,10 @@ def _opaque_extent(term: Opaque, parts: list[Extent]) -> Extent:
         span = max(part[1] for part in parts)
         if known:
             low, high = best(part[2] for part in parts), best(part[2] + part[1] for part in parts)
-            return min(span, high - low) + 1, min(span, high - low), low, key
-        return span + 1, span, 0, key
+            span = min(span, high - low)
+        else:
+            low = 0
+        return min(span + 1, sum(part[0] for part in parts)), span, low, key
     count, span, low, _ = parts[0]
     k = term.divisor
     if term.kind == "div":
@@ -202,6 +217,8 @@ def _box(dims: Sequence[Dim], extents: Sequence[Extent], grain: int, itemsize: i
     for dim, (count, span, low, key) in zip(dims, extents, strict=True):
         if key:
             span = min(span, dim.size - 1)
+            if any(isinstance(base, Opaque) for base, _ in key):
+                grain = gcd(grain, dim.stride * itemsize)
         else:
             # Guards keep accesses inside the buffer (padding reads A[y - 1] only where it exists).
             high = min(low + span, dim.size - 1)
@@ -210,15 +227,16 @@ def _box(dims: Sequence[Dim], extents: Sequence[Extent], grain: int, itemsize: i
                 return Box(tuple(extents), grain, 0.0)
             span = high - low
         clipped.append((min(count, span + 1), span, low, key))
-        grain = gcd(grain, low * dim.stride * itemsize)
     return Box(tuple(clipped), grain, _lines(clipped, [dim.stride for dim in dims], grain, itemsize))
 
 
 def _lines(extents: Sequence[Extent], strides: Sequence[int], grain: int, itemsize: int) -> float:
-    """Distinct lines of a box whose start is a multiple of `grain` bytes; the mean over such starts where they vary."""
+    """Distinct lines of a box; the mean over the starts that loops outside may give it, which are `grain` bytes apart."""
     grains = []
+    start = 0
     for extent, stride in zip(extents, strides, strict=True):
         grains.append(grain)
+        start += extent[2] * stride * itemsize
         if extent[1]:
             grain = gcd(grain, stride * itemsize)
     lines, run = 1.0, itemsize
@@ -226,7 +244,8 @@ def _lines(extents: Sequence[Extent], strides: Sequence[int], grain: int, itemsi
         if not span:
             continue
         run += span * stride * itemsize
-        dense = 1 + (-(-run // unit) * unit - unit) / LINE_BYTES
+        # Hermite's identity: the mean of floor((last byte + i * unit) / line) over the starts of a line.
+        dense = 1 + (start % unit + run - 1) // unit * unit / LINE_BYTES
         lines = min(count * lines, dense)
     return lines
 

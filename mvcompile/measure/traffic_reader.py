@@ -123,7 +123,7 @@ class _Reader:
         for match in block.match_buffers:
             self._views[hash(match.buffer)] = self._region(match.source)
             self._keep.append(match.buffer)
-        if not self._whole and _is_plain(block.body):
+        if not self._whole and _is_plain(block.body) and all(map(_has_fixed_width, (*block.reads, *block.writes))):
             leaf = RawLeaf()
             for region in block.reads:
                 self._append(leaf, self._region(region), reads=True)
@@ -178,14 +178,7 @@ class _Reader:
         leaf.accesses.append(access)
 
     def _region(self, region: Any) -> Access:
-        ranges = []
-        for dim in region.region:
-            width = dim.extent
-            if type(width) is not prim.IntImm:
-                ranges.append((self._unknown("a region"), 1))
-            else:
-                ranges.append((self.index(dim.min), int(width.value)))
-        return self._access(region.source, ranges)
+        return self._access(region.source, [(self.index(dim.min), _int(dim.extent, "region")) for dim in region.region])
 
     def _element(self, var: Any, indices: Iterable[Any]) -> Access:
         return self._access(var, [(self.index(index), 1) for index in indices])
@@ -232,23 +225,26 @@ class _Reader:
     def index(self, expr: Any) -> Affine:
         kind = type(expr)
         if kind is Var:
-            return self._env.get(hash(expr)) or self._unknown(f"the value of {expr.name}")
+            return self._env.get(hash(expr)) or self._unknown(f"an index depends on {expr.name}")
         if kind is prim.IntImm:
             return constant(int(expr.value))
         if kind is int:
             return constant(expr)
         handler = _INDEX.get(kind)
-        return handler(self, expr) if handler else self._unknown("an index")
+        return handler(self, expr) if handler else self._unknown("an index is not understood")
 
-    def _unknown(self, what: str) -> Affine:
-        self.note(f"{what} depends on data or is not understood; the buffer's whole dimension is counted")
-        return self.algebra.unknown()
+    def _unknown(self, what: str, parts: tuple[Affine, ...] = ()) -> Affine:
+        self.note(f"{what}; it may be anywhere in the dimension")
+        return self.algebra.unknown(parts)
+
+    def _loaded(self, expr: Any) -> Affine:
+        return self._unknown("an index depends on data", tuple(self.index(index) for index in expr.indices))
 
     def _divmod(self, expr: Any) -> tuple[Affine, Affine]:
         a, b = self.index(expr.a), self.index(expr.b)
         truncates = type(expr) in (prim.Div, prim.Mod) and a.range()[0] < 0
         if not b.is_const or b.const <= 0 or truncates:
-            unknown = self._unknown("a quotient")
+            unknown = self._unknown("an index is a quotient by no constant")
             return unknown, unknown
         return self.algebra.divmod(a, b.const)
 
@@ -256,13 +252,13 @@ class _Reader:
         a, b = self.index(expr.a), self.index(expr.b)
         if a.is_const:
             return scale(b, a.const)
-        return scale(a, b.const) if b.is_const else self._unknown("a product")
+        return scale(a, b.const) if b.is_const else self._unknown("an index is a product of variables")
 
     def _call(self, expr: Any) -> Affine:
         name = getattr(expr.op, "name", "")
         if name.endswith("if_then_else"):
             return self.algebra.either((self.index(expr.args[1]), self.index(expr.args[2])))
-        return self.index(expr.args[0]) if name.endswith("likely") else self._unknown(f"a call of {name}")
+        return self.index(expr.args[0]) if name.endswith("likely") else self._unknown(f"an index is a call of {name}")
 
     def _let(self, expr: Any) -> Affine:
         self._env[hash(expr.var)] = self.index(expr.value)
@@ -299,6 +295,7 @@ _INDEX: dict[Any, Callable[[_Reader, Any], Affine]] = {
     prim.Cast: lambda r, e: r.index(e.value),
     prim.Let: _Reader._let,
     Call: _Reader._call,
+    TensorLoad: _Reader._loaded,
 }
 
 
@@ -317,6 +314,10 @@ _OTHER_CHILDREN: dict[Any, tuple[str, ...]] = {
     prim.Broadcast: ("value",),
     Call: ("args",),
 }
+
+
+def _has_fixed_width(region: Any) -> bool:
+    return all(type(dim.extent) is prim.IntImm for dim in region.region)
 
 
 def _is_plain(stmt: Any) -> bool:

@@ -7,7 +7,7 @@ that reports every access, and run. For small functions: about a million accesse
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +79,8 @@ class Trace:
 def trace(func: tirx.PrimFunc) -> Trace:
     """Every access of one call of `func`, which may be scheduled; loads in branches that are not taken are not made.
 
-    Of vectorised loops only the first and last lane are run: with unit strides they touch all the lines.
+    Of vectorised loops the first and last lane are run, and the last dropped if it touches the lines of the first: with unit
+    strides these are all, and hits that repeat hits change no cache.
     """
     program = _Program(_LOWER(tvm.IRModule({"main": func}))["main"])
     accesses: list[int] = []
@@ -91,7 +92,15 @@ def trace(func: tirx.PrimFunc) -> Trace:
     def store(address: int) -> None:
         accesses.append(address // LINE_BYTES * 2 + 1)
 
-    exec(compile("\n".join(program.lines), "<trace>", "exec"), {"load": load, "store": store})
+    def lane(number: int, body: Callable[[int], None], previous: int) -> int:
+        start = len(accesses)
+        body(number)
+        if accesses[previous:start] == accesses[start:]:
+            del accesses[start:]
+        return start
+
+    names = {"load": load, "store": store, "lane": lane, "here": lambda: len(accesses)}
+    exec(compile("\n".join(program.lines), "<trace>", "exec"), names)
     return Trace(accesses, program.workspace_bytes)
 
 
@@ -157,11 +166,13 @@ class _Program:
                 self._statement(part, depth)
         elif kind is tirx.For:
             name, start, extent = self._name(stmt.loop_var), self._value(stmt.min), self._value(stmt.extent)
-            last = f"{start} + {extent} - 1"
-            vectorised = stmt.kind == tirx.ForKind.VECTORIZED
-            values = f"sorted({{{start}, {last}}})" if vectorised else f"range({start}, {last} + 1)"
-            self.lines.append(f"{pad}for {name} in {values}:")
-            self._statement(stmt.body, depth + 1)
+            if stmt.kind == tirx.ForKind.VECTORIZED:
+                self.lines.append(f"{pad}def lanes({name}):")
+                self._statement(stmt.body, depth + 1)
+                self.lines.append(f"{pad}lane({start} + {extent} - 1, lanes, lane({start}, lanes, here()))")
+            else:
+                self.lines.append(f"{pad}for {name} in range({start}, {start} + {extent}):")
+                self._statement(stmt.body, depth + 1)
         elif kind is tirx.BufferStore:
             self.lines.append(pad + self._value(stmt.value))
             self.lines.append(f"{pad}store({self._address(stmt.buffer, stmt.indices)})")
