@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import tvm
@@ -21,8 +24,26 @@ _LOGGER.setLevel(logging.ERROR)
 _LOGGER.propagate = False
 
 
+_INTRINSICS = "tvm.s_tir.tensor_intrin"
+
+
+@contextmanager
+def _without_intrinsics() -> Iterator[None]:
+    """Keeps TuneContext from importing TVM's tensor intrinsics of all devices, which takes 20 s (each of some hundred programs
+    inspects the whole call stack) and which the rules for float32 on CPUs do not use."""
+    absent = _INTRINSICS not in sys.modules
+    if absent:
+        sys.modules[_INTRINSICS] = ModuleType(_INTRINSICS)
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules[_INTRINSICS]
+
+
 def _context(module: tvm.IRModule, target: tvm.target.Target, seed: int, **roles: Any) -> ms.TuneContext:
-    return ms.TuneContext(module, target=target, num_threads=1, rand_state=seed + 1, logger=_LOGGER, **roles)
+    with _without_intrinsics():
+        return ms.TuneContext(module, target=target, num_threads=1, rand_state=seed + 1, logger=_LOGGER, **roles)
 
 
 def _model() -> ms.cost_model.XGBModel:
@@ -77,7 +98,7 @@ class EvolutionStrategy:
         search = ms.search_strategy.EvolutionarySearch(
             population_size=64, init_min_unmeasured=batch, genetic_num_iters=2, max_fail_count=2
         )
-        space = ms.space_generator.PostOrderApply()
+        space = ms.space_generator.PostOrderApply(sch_rules="llvm", postprocs="llvm", mutator_probs="llvm")
         self._context = _context(module, target, seed, space_generator=space, search_strategy=search)
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(module)
