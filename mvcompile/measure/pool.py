@@ -1,4 +1,4 @@
-"""Measures candidates in worker processes: builds side by side on all cores, times one at a time on one core with nothing else running.
+"""Measures candidates in worker processes: builds side by side on all cores, times one at a time on one core, all others idle.
 
 A worker that crashes or overruns its time limit is replaced, and what it was doing becomes the outcome of that candidate.
 """
@@ -6,6 +6,7 @@ A worker that crashes or overruns its time limit is replaced, and what it was do
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import selectors
@@ -22,14 +23,14 @@ from types import TracebackType
 from typing import Any
 
 from mvcompile.errors import EnvironmentProblem
-from mvcompile.measure.protocol import Candidate, Outcome, Subject
+from mvcompile.measure.protocol import Candidate, Outcome, Raised, Subject
 from mvcompile.types import HostTarget, Objectives, Status, Verification
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Seconds a worker may take: to start, to prepare a task (its reference is slow, unscheduled code), to build one candidate, to
-    check and time one candidate."""
+    """Seconds a worker may take: to start, to prepare a task (its reference is slow, unscheduled code), to build one candidate,
+    to check and time one candidate."""
 
     start_s: float = 120.0
     load_s: float = 600.0
@@ -38,14 +39,22 @@ class Limits:
 
 
 COMPARE_ROUNDS = 7
+_START = "import sys; sys.path[:] = sys.argv[2:]; from mvcompile.measure.worker import main; main(sys.argv[1:2])"
+"""Workers import what the parent imports. (`python -m` would look in the working directory first, whatever lies there.)"""
 
 
 class _Gone(Exception):
-    """The worker did not answer: it died (`status` run_error or build_error by the caller) or its time was up."""
+    """The worker did not answer as it should: it died, it raised an exception, or its time was up. It has been ended."""
 
     def __init__(self, timed_out: bool, detail: str) -> None:
         super().__init__(detail)
         self.timed_out = timed_out
+
+    def outcome(self, running: bool) -> Outcome:
+        """What that makes of the candidate that was being built, or run."""
+        failure = Status.RUN_ERROR if running else Status.BUILD_ERROR
+        message = f"{'running' if running else 'building'}: {self}"
+        return Outcome(Status.TIMEOUT if self.timed_out else failure, message=message)
 
 
 class _Process:
@@ -56,6 +65,11 @@ class _Process:
         self._core, self._limits = core, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._subject: Subject | None = None
+        self._asked = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
 
     def load(self, subject: Subject) -> None:
         """Starts the process if need be and gives it the task."""
@@ -68,19 +82,18 @@ class _Process:
             except _Gone as gone:
                 raise EnvironmentProblem(
                     f"the unscheduled program of task {subject.key} could not be run for reference ({gone}); "
-                    "the machine may be out of memory"
+                    "see to it that there is enough memory and disk space, and run again to resume"
                 ) from gone
             self._subject = subject
 
     def post(self, *message: Any) -> None:
-        """Sends a request without waiting."""
-        assert self._process is not None and self._process.stdin is not None
-        body = pickle.dumps(message)
-        try:
-            self._process.stdin.write(body)
+        """Sends a request without waiting. If the process is dead, `receive` says so."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._asked = time.monotonic()
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(pickle.dumps(message))
             self._process.stdin.flush()
-        except OSError as error:
-            raise self._lost(False, "it died") from error
 
     def ask(self, seconds: float, *message: Any) -> Any:
         """Sends a request and waits for the answer; _Gone when there is none in time (the process is then replaced)."""
@@ -88,13 +101,18 @@ class _Process:
         return self.receive(seconds)
 
     def receive(self, seconds: float) -> Any:
-        """The next answer; _Gone when there is none within `seconds`."""
-        deadline = time.monotonic() + seconds
+        """The answer to the last request; _Gone when there is none within `seconds` of it."""
+        deadline = self._asked + seconds
         (length,) = struct.unpack("<Q", self._read(8, deadline))
-        return pickle.loads(self._read(length, deadline))
+        answer = pickle.loads(self._read(length, deadline))
+        if isinstance(answer, Raised):
+            self.stop()
+            raise _Gone(False, answer.text)
+        return answer
 
     def _read(self, count: int, deadline: float) -> bytes:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         descriptor, parts = self._process.stdout.fileno(), bytearray()
         with selectors.DefaultSelector() as ready:
             ready.register(descriptor, selectors.EVENT_READ)
@@ -115,19 +133,24 @@ class _Process:
 
     def _spawn(self) -> None:
         environment = dict(os.environ, TVM_NUM_THREADS="1", OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "mvcompile.measure.worker", str(self._core)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its workers
-        )
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, str(self._core), *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its workers
+            )
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"a measuring process cannot be started: {error}; free memory, or raise the limit on processes (`ulimit -u`)"
+            ) from error
         try:
             self.ask(self._limits.start_s, *self._start)
         except _Gone as gone:
             raise EnvironmentProblem(
-                f"a measuring process did not start ({gone}); run `{sys.executable} -m mvcompile.measure.worker --check` to see why"
+                f"a measuring process did not start ({gone}); `{sys.executable} -m mvcompile.measure.worker --check` shows why"
             ) from gone
 
     def stop(self) -> int | None:
@@ -180,40 +203,32 @@ class PoolMeasurer:
         self, subject: Subject, candidates: Sequence[Candidate], shares: list[list[int]], outcomes: dict[int, Outcome]
     ) -> None:
         """Builds every worker's share at the same time; a failure becomes an outcome."""
-        for worker, share in zip(self._workers, shares, strict=True):
-            if share:
+        for turn in itertools.zip_longest(*shares):
+            busy = [(worker, place) for worker, place in zip(self._workers, turn, strict=True) if place is not None]
+            for worker, position in busy:
                 worker.load(subject)
-        waiting = [list(share) for share in shares]
-        while any(waiting):
-            asked = []
-            for worker, queue in zip(self._workers, waiting, strict=True):
-                if queue:
-                    asked.append((worker, queue, queue.pop(0)))
-                    self._send_build(worker, subject, candidates[asked[-1][2]])
-            for worker, _queue, position in asked:
+                worker.post("build", candidates[position].trace)
+            for worker, position in busy:
                 try:
                     status, message = worker.receive(self._limits.build_s)
                 except _Gone as gone:
-                    status = Status.TIMEOUT if gone.timed_out else Status.BUILD_ERROR
-                    message = f"building: {gone}"
+                    outcomes[position] = gone.outcome(running=False)
+                    continue
                 if status is not Status.OK:
                     outcomes[position] = Outcome(status, message=message)
 
-    @staticmethod
-    def _send_build(worker: _Process, subject: Subject, candidate: Candidate) -> None:
-        worker.load(subject)
-        worker.post("build", candidate.trace)
-
     def _time(self, worker: _Process, subject: Subject, candidate: Candidate, best: float | None) -> Outcome:
         """Checks and times one built candidate; built again when its worker had to be replaced since."""
+        running = False
         try:
             worker.load(subject)
             status, message = worker.ask(self._limits.build_s, "build", candidate.trace)
             if status is not Status.OK:
                 return Outcome(status, message=message)
+            running = True
             answer = worker.ask(self._limits.run_s, "measure", candidate.trace, best)
         except _Gone as gone:
-            return Outcome(Status.TIMEOUT if gone.timed_out else Status.RUN_ERROR, message=f"running: {gone}")
+            return gone.outcome(running)
         if answer[0] is not Status.OK:
             return Outcome(answer[0], message=answer[1])
         _, seconds, traffic, verification = answer
@@ -225,26 +240,32 @@ class PoolMeasurer:
         outcomes = [self._time(worker, subject, candidate, None) for candidate in candidates]
         alive = [i for i, outcome in enumerate(outcomes) if outcome.status is Status.OK]
         seconds: dict[int, list[float]] = {i: [] for i in alive}
+        place = 0
         try:
-            for i in alive:
+            for place in alive:
                 worker.load(subject)
-                worker.ask(self._limits.build_s, "build", candidates[i].trace)
+                worker.ask(self._limits.build_s, "build", candidates[place].trace)
             for _ in range(COMPARE_ROUNDS):
-                for i in alive:
-                    seconds[i] += worker.ask(self._limits.run_s, "time", candidates[i].trace, 2)
-        except _Gone:  # what was measured before stands
+                for place in alive:
+                    seconds[place] += worker.ask(self._limits.run_s, "time", candidates[place].trace, 2)
+        except _Gone as gone:  # for the others, what was measured before stands
+            outcomes[place] = gone.outcome(running=True)
             return outcomes
         for i in alive:
             before = outcomes[i]
-            assert before.objectives is not None and before.verification is not None
+            assert before.objectives is not None
+            assert before.verification is not None
             traffic = (before.objectives.footprint_bytes, before.objectives.traffic_bytes)
             outcomes[i] = _outcome(seconds[i], traffic, before.verification)
         self._forget(worker)
         return outcomes
 
     def verify(self, subject: Subject, library: Path, symbols: Sequence[str]) -> list[Outcome]:
-        """Runs functions of a linked library and compares them with the task's reference; outcomes carry no objectives but a
-        verification, whatever their status."""
+        """Runs functions of a linked library and compares them with the task's reference. Outcomes carry no objectives; those of
+        functions that ran to their end carry a verification, right or wrong.
+
+        A library that is written anew needs another name: a process may hold the old one under this name.
+        """
         worker, outcomes = self._workers[0], []
         for symbol in symbols:
             try:
@@ -252,17 +273,18 @@ class PoolMeasurer:
                 worker.ask(self._limits.build_s, "adopt", str(library), symbol)
                 correct, verification = worker.ask(self._limits.run_s, "check", symbol)
             except _Gone as gone:
-                outcomes.append(Outcome(Status.TIMEOUT if gone.timed_out else Status.RUN_ERROR, message=f"running: {gone}"))
+                outcomes.append(gone.outcome(running=True))
                 continue
-            status = Status.OK if correct else Status.WRONG_RESULT
-            outcomes.append(Outcome(status, verification=verification, message="" if correct else "differs in the linked library"))
+            status, message = (Status.OK, "") if correct else (Status.WRONG_RESULT, "differs in the linked library")
+            outcomes.append(Outcome(status, verification=verification, message=message))
         self._forget(worker)
         return outcomes
 
     @staticmethod
     def _forget(worker: _Process) -> None:
-        with contextlib.suppress(_Gone, AssertionError):
-            worker.ask(5.0, "drop")
+        if worker.running:
+            with contextlib.suppress(_Gone):
+                worker.ask(5.0, "drop")
 
     def close(self) -> None:
         """Ends the workers."""

@@ -41,6 +41,13 @@ class Outcome:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a worker process answers to a request that raised an exception."""
+
+    text: str
+
+
 class Measurer(Protocol):
     """Builds, checks and times candidates. Failures are outcomes; an exception means the set-up is broken."""
 

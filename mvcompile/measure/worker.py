@@ -1,4 +1,4 @@
-"""The process that candidates are built, checked and timed in: `python -m mvcompile.measure.worker CORE`.
+"""The process that candidates are built, checked and timed in: `main([CORE])`.
 
 It reads pickled requests from standard input and answers on standard output. A candidate that crashes or hangs takes this
 process with it and nothing else; the parent (`pool.py`) watches the clock. Compiled code stays in memory (LLVM JIT): nothing is
@@ -7,8 +7,10 @@ linked, so no C compiler is needed here.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pickle
+import signal
 import struct
 import sys
 import time
@@ -20,9 +22,10 @@ import numpy as np
 import tvm
 
 from mvcompile import traces
-from mvcompile.measure.protocol import Subject
+from mvcompile.measure.protocol import Raised, Subject
+from mvcompile.measure.references import read_reference, write_reference
 from mvcompile.measure.traffic import estimate
-from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, random_arguments, reduction_length
+from mvcompile.measure.verify import RTOL, Array, absolute_tolerance, compare, random_arguments, reduction_length
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, Status, Verification
 
@@ -31,6 +34,8 @@ COARSE_ROUNDS = 3
 PRECISE_ROUNDS = 10
 MUCH_SLOWER = 1.5
 """A candidate this many times slower than the task's best is timed coarsely: it enters the front only by its traffic."""
+CACHE_LINE = 64
+_PR_SET_PDEATHSIG = 1
 
 
 def send(stream: BinaryIO, message: Any) -> None:
@@ -46,9 +51,9 @@ class _Loaded:
 
     subject: Subject
     module: tvm.IRModule
-    arrays: list[np.ndarray]
+    arrays: list[Array]
     tensors: list[Any]
-    expected: list[np.ndarray]
+    expected: list[Array]
     terms: int
     kernels: dict[str, Any] = field(default_factory=dict)
     traffic: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -75,39 +80,29 @@ class Worker:
         module = tvm.ir.load_json(subject.module)
         specs = [(str(each.dtype), tuple(int(e) for e in each.shape)) for each in module["main"].params]
         terms = reduction_length(module)
-        arrays, expected = self._reference(subject, module, specs)
+        arrays, expected = self._reference(subject, module, specs, terms)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         self._task = _Loaded(subject, module, arrays, tensors, expected, terms)
 
-    def _reference(self, subject: Subject, module: tvm.IRModule, specs: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def _reference(self, subject: Subject, module: tvm.IRModule, specs: list[Any], terms: int) -> tuple[list[Array], list[Array]]:
         """Arguments and reference outputs; the outputs are kept in the work directory for the other workers and later runs."""
-        stored = self._references / f"{subject.key}.npz"
         inputs, outputs = specs[: -subject.num_outputs], specs[-subject.num_outputs :]
-        if stored.exists():
-            try:
-                with np.load(stored) as archive:
-                    positive = bool(archive["positive"])
-                    expected = [archive[f"output{i}"] for i in range(len(outputs))]
-                return self._arguments(inputs, outputs, positive), expected
-            except (OSError, ValueError, KeyError, EOFError):
-                stored.unlink(missing_ok=True)
+        empty = [np.zeros(shape, dtype=dtype) for dtype, shape in outputs]
+        path = self._references / f"{subject.key}.npz"
+        stored = read_reference(path, outputs)
+        if stored is not None:
+            positive, expected = stored
+            return random_arguments(inputs, SEED, positive, subject.constants, terms) + empty, expected
         kernel = tvm.compile(module, target=self._target).mod["main"]
         for positive in (False, True):
-            arrays = self._arguments(inputs, outputs, positive)
+            arrays = random_arguments(inputs, SEED, positive, subject.constants, terms) + empty
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             kernel(*tensors)
             expected = [tensor.numpy() for tensor in tensors[-subject.num_outputs :]]
             if all(np.isfinite(array).all() for array in expected if array.dtype.kind == "f"):
                 break
-        self._references.mkdir(parents=True, exist_ok=True)
-        partial = stored.with_suffix(f".{os.getpid()}.tmp.npz")
-        np.savez(partial, positive=positive, **{f"output{i}": array for i, array in enumerate(expected)})
-        os.replace(partial, stored)
+        write_reference(path, positive, expected)
         return arrays, expected
-
-    @staticmethod
-    def _arguments(inputs: list[Any], outputs: list[Any], positive: bool) -> list[np.ndarray]:
-        return random_arguments(inputs, SEED, positive) + [np.zeros(shape, dtype=dtype) for dtype, shape in outputs]
 
     def build(self, trace: str) -> tuple[Status, str]:
         """Compiles a candidate and estimates its traffic; any core may be used."""
@@ -152,7 +147,7 @@ class Worker:
         kernel, tensors = task.kernels[trace], task.tensors
         weights = [tensors[i] for i in task.subject.constants]
         readable = range(len(tensors) - task.subject.num_outputs)
-        warm = [tensors[i].numpy().reshape(-1)[::16] for i in readable if i not in task.subject.constants]
+        warm = [_lines(tensors[i]) for i in readable if i not in task.subject.constants]
         seconds = []
         for _ in range(rounds):
             self._scratch.sum()
@@ -169,12 +164,19 @@ class Worker:
         """(status, message) of a failure, or (ok, seconds, (footprint, traffic), verification)."""
         correct, verification = self.check(trace)
         if not correct:
-            text = f"largest error {verification.max_abs_error:.3g}, tolerance {verification.atol:.3g} + {verification.rtol:g} |reference|"
-            return Status.WRONG_RESULT, text
+            self._restore()
+            tolerance = f"{verification.atol:.3g} + {verification.rtol:g} |reference|"
+            return Status.WRONG_RESULT, f"largest error {verification.max_abs_error:.3g}, tolerance {tolerance}"
         seconds = self.time(trace, COARSE_ROUNDS)
         if best is None or min(seconds) < MUCH_SLOWER * best:
             seconds = self.time(trace, PRECISE_ROUNDS)
         return Status.OK, seconds, self._loaded().traffic[trace], verification
+
+    def _restore(self) -> None:
+        """Gives the next candidate its arguments back: a wrong one may have written to any of them."""
+        task = self._loaded()
+        for tensor, array in zip(task.tensors, task.arrays, strict=True):
+            tensor.copyfrom(array)
 
     def drop(self) -> None:
         """Forgets the built kernels."""
@@ -187,6 +189,16 @@ class Worker:
         return self._task
 
 
+def _lines(tensor: Any) -> Array:
+    """One byte of every cache line of a tensor, in its own memory."""
+    whole: Array = np.from_dlpack(tensor)  # `numpy()` would copy: the copy would be warm, not the tensor
+    return whole.reshape(-1).view(np.uint8)[::CACHE_LINE]
+
+
+def _raised(error: Exception) -> Raised:
+    return Raised(f"{type(error).__name__}: {_last_line(error)}")
+
+
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else repr(error))
@@ -194,22 +206,32 @@ def _last_line(error: Exception) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Answers requests until the parent closes the pipe. `--check` only shows that everything can be imported."""
+    """Answers requests until the parent closes the pipe or dies. `--check` only shows that everything can be imported."""
     if arguments == ["--check"]:
         print(f"TVM {tvm.__version__} works")
         return
+    # The end of the pipe is only seen between requests: a kernel that hangs would outlive a killed parent.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not land among the answers
     requests = sys.stdin.buffer
     target, references, cores = pickle.load(requests)
-    worker = Worker(target, references, int(arguments[0]), cores)
+    try:
+        worker = Worker(target, references, int(arguments[0]), cores)
+    except Exception as error:
+        send(answers, _raised(error))
+        return
     send(answers, "ready")
     while True:
         try:
             verb, *rest = pickle.load(requests)
         except EOFError:
             return
-        send(answers, getattr(worker, verb)(*rest))
+        try:
+            answer = getattr(worker, verb)(*rest)
+        except Exception as error:  # the parent decides what it means, and ends this process
+            answer = _raised(error)
+        send(answers, answer)
 
 
 if __name__ == "__main__":
