@@ -108,7 +108,7 @@ def test_close_waits_for_the_run_under_way(bundle: Path, monkeypatch: pytest.Mon
 def test_a_dropped_session_ends_its_thread(bundle: Path) -> None:
     before = threads()
     session: Session | None = load(bundle)
-    assert threads() > before
+    assert threads() - before
     session = None
     assert session is None
     assert eventually(lambda: threads() <= before)
