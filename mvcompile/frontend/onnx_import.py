@@ -67,7 +67,17 @@ def from_proto(
     proto, notes = simplify(core)
     inputs = tuple(shapes.tensor_spec(info, "input") for info in shapes.free_inputs(model.graph))
     outputs = _output_specs(model, core, proto)
+    _drop_repeated_names(model.graph)
     return OnnxModel(name, sha256, inputs, outputs, model, proto, core.inputs, core.outputs, core.labels, notes)
+
+
+def _drop_repeated_names(graph: onnx.GraphProto) -> None:
+    """ONNX allows several nodes of one name, ONNX Runtime does not."""
+    seen: set[str] = set()
+    for node in graph.node:
+        if node.name in seen:
+            node.name = ""
+        seen.add(node.name)
 
 
 def _output_specs(model: onnx.ModelProto, core: naming.Core, proto: onnx.ModelProto) -> tuple[TensorSpec, ...]:
@@ -117,8 +127,11 @@ def _with_interface(model: OnnxModel) -> tuple[onnx.ModelProto, dict[str, str]]:
     del proto.graph.input[:], proto.graph.output[:]
     proto.graph.input.extend(map(_value_info, model.input_tensors, model.inputs))
     proto.graph.output.extend(map(_value_info, model.output_tensors, model.outputs))
+    used = {name for node in proto.graph.node for name in node.input} | set(model.output_tensors)
     labels = {}
     for index, node in enumerate(proto.graph.node):
+        while len(node.output) > 1 and node.output[-1] not in used and node.op_type != "Split":
+            node.output.pop()  # such as the mask of a Dropout: what nobody reads need not be importable
         made = f"{node.name!r} (made by simplification)"
         node.name, label = f"node{index}", model.labels.get(node.name, made)
         labels[node.name] = label
@@ -195,8 +208,8 @@ class _Importer(ONNXGraphImporter):
                 self._refuse(node, opset, f"TVM's importer fails: {_first_line(error)}")
             self.missing.update(node.output)
             return self._placeholder(node)
-        self._compare_type(node, opset, result)
-        return result
+        self._compare_types(node, opset, result)
+        return self._placeholder(node) if node.name in self.problems else result
 
     def _refuse(self, node: onnx.NodeProto, opset: int, reason: str) -> None:
         self.problems[node.name] = operators.problem(node, opset, reason, self.labels)
@@ -211,14 +224,16 @@ class _Importer(ONNXGraphImporter):
             fields.append(relax.Var(f"{name}_missing", relax.TensorType(shape, dtype)))
         return fields[0] if len(fields) == 1 else relax.Tuple(fields)
 
-    def _compare_type(self, node: onnx.NodeProto, opset: int, result: Any) -> None:
-        """Refuse the node if the importer's result has another dtype or shape than ONNX infers: then it means something else."""
-        results = list(result.fields) if isinstance(result, relax.Tuple) else [result]
-        for name, value in zip(node.output, results, strict=False):
+    def _compare_types(self, node: onnx.NodeProto, opset: int, result: Any) -> None:
+        """Refuse the node if the importer's results have other dtypes or shapes than ONNX infers: they mean something else."""
+        types = list(result.ty.fields) if isinstance(result.ty, relax.TupleType) else [result.ty]
+        if len(types) < len(node.output):
+            self._refuse(node, opset, f"TVM's importer gives only the first {len(types)} of its {len(node.output)} outputs")
+        for name, ty in zip(node.output, types, strict=False):
             info = self.types.get(name)
-            if info is None or not isinstance(getattr(value, "ty", None), relax.TensorType):
+            if info is None or not isinstance(ty, relax.TensorType):
                 continue
-            found, wanted = _type(value.ty), (shapes.dtype_name(info.type.tensor_type.elem_type), shapes.static_shape(info))
+            found, wanted = _type(ty), (shapes.dtype_name(info.type.tensor_type.elem_type), shapes.static_shape(info))
             if found != wanted:
                 self._refuse(node, opset, f"TVM's importer gives it {_text(found)}, but ONNX {_text(wanted)}")
 

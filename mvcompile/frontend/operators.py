@@ -80,7 +80,10 @@ def _typed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def unsupported(model: onnx.ModelProto, labels: Mapping[str, str] | None = None) -> tuple[Problem, ...]:
-    """Every node that must not be imported, in graph order. Shapes must have been inferred."""
+    """Every node that must not be imported, in graph order. Shapes must have been inferred.
+
+    Of nodes without a static shape only the first is listed, not those that get it from there.
+    """
     versions = {entry.domain: int(entry.version) for entry in model.opset_import}
     opset = default_opset(model) or 0
     facts = _Facts(model.graph)
@@ -115,7 +118,8 @@ def _reason(node: onnx.NodeProto, opset: int, facts: _Facts) -> str | None:
     if node.op_type not in IMPORTERS:
         return "there is no importer for this operator"
     if any(name in facts.unknown for name in node.output):
-        return "the shape of its output depends on data"
+        inherited = any(name in facts.unknown for name in node.input)
+        return None if inherited else "the shape of its output depends on data"
     check = _CHECKS.get(node.op_type)
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     return check(node, attributes, opset, facts) if check else None

@@ -32,15 +32,24 @@ RTOL, ATOL = 1e-3, 1e-5
 def simplify(core: Core) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     """A simpler model that computes the same outputs under the same names, with inferred shapes; warnings if there is none."""
     try:
-        return _checked(core.proto), ()
+        simple = _checked(core.proto)
     except Exception as error:  # onnxslim raises whatever it stumbles over; the model can be compiled as it is
         return core.proto, (f"not simplified by onnxslim {onnxslim.__version__}: {type(error).__name__}: {error}",)
+    kept = {tensor.name for tensor in simple.graph.initializer}
+    for tensor in core.proto.graph.initializer:
+        if tensor.name in core.outputs and tensor.name not in kept:
+            simple.graph.initializer.append(tensor)  # an output that is a constant is read by no node
+    return simple, ()
 
 
 def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
     """onnxslim's version of `proto`. Raises `ModelError` if it computes something else, or if that could not be found out."""
-    if not proto.graph.node:
-        return proto
+    if not proto.graph.output:  # all outputs are inputs or constants, and no node is needed
+        return onnx.ModelProto(
+            ir_version=proto.ir_version,
+            opset_import=proto.opset_import,
+            graph=onnx.GraphProto(name=proto.graph.name, input=proto.graph.input),
+        )
     if proto.ByteSize() > LARGEST_CHECKED_BYTES:
         raise ModelError(f"{proto.ByteSize()} bytes of weights and graph are more than could be checked afterwards")
     inputs, expected = _expected(proto)
@@ -61,7 +70,7 @@ def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _expected(proto: onnx.ModelProto) -> tuple[dict[str, Array], dict[str, Array]]:
     specs = [tensor_spec(info, "input") for info in proto.graph.input]
     inputs = random_inputs(specs, seed=0, limits=integer_limits(proto))
-    return inputs, reference_outputs(proto, inputs, optimize=False) if proto.graph.output else {}
+    return inputs, reference_outputs(proto, inputs, optimize=False)
 
 
 def _compare(expected: dict[str, Array], found: dict[str, Array]) -> None:
