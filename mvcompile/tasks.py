@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, topi
+from tvm.s_tir import SBlock
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm_ffi import structural_hash
+from tvm_ffi import structural_hash, structural_walk
 
 from mvcompile.bundle.schema import Parameter
 from mvcompile.errors import ModelError
 from mvcompile.frontend.prepare import PreparedModel
+from mvcompile.types import DTYPE_BYTES, digest_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,42 +134,59 @@ class _Reader:
         value = binding.value
         if isinstance(value, relax.TupleGetItem):
             return self._lookup(value.tuple_value)[int(value.index)]
-        if not isinstance(value, relax.Call):
+        if isinstance(value, (relax.Var, relax.Tuple, tvm.ir.GenericConst)):
             return self._lookup(value)
-        name = str(value.op.name) if isinstance(value.op, tvm.ir.Op) else str(value.op)
-        if name == "relax.call_tir":
+        name = _operation(value)
+        if name == "call_tir" and _is_static(value.ty):
             return self._call(value)
-        if name == "relax.reshape":
+        if name == "reshape" and _is_static(value.ty):
             return self._view(value)
-        self._unhandled.append(f"{name.removeprefix('relax.')} -> {binding.var.name_hint}: {value.ty}")
-        return self._add("computed", value.ty) if hasattr(value.ty, "shape") else None
+        self._unhandled.append(f"{name} -> {binding.var.name}: {value.ty}")
+        return self._stand_in(value.ty)
+
+    def _stand_in(self, kind: Any) -> Any:
+        """What stands for an unhandled result, so that the reading goes on and all problems are listed at once."""
+        if isinstance(kind, relax.TupleType):
+            return tuple(self._stand_in(field) for field in kind.fields)
+        self._values.append(Value("computed", "float32", (), len(self._values)))
+        return len(self._values) - 1
 
     def _view(self, call: relax.Call) -> int:
         source = self._lookup(call.args[0])
         origin = self._values[source]
-        return self._add(origin.source, call.ty, root=source, index=origin.index)
+        if origin.source == "input":
+            return self._copy(call, source)
+        return self._add(origin.source, call.ty, root=source)
+
+    def _copy(self, call: relax.Call, source: int) -> int:
+        """A reshaped input is copied: the memory of an input is the caller's, and is bound with the input's own shape."""
+        origin, result = self._values[source], self._add("computed", call.ty)
+        data = te.placeholder(origin.shape, origin.dtype, name="data")
+        function = te.create_prim_func([data, topi.reshape(data, self._values[result].shape)])
+        task = self._task(function, "reshape", 1)
+        self._layers.append(Layer(f"reshape.{len(self._layers)}", task, (source, result)))
+        return result
 
     def _call(self, call: relax.Call) -> Any:
         arguments = self._lookup(call.args[1])
         arguments = arguments if isinstance(arguments, tuple) else (arguments,)
         kinds = list(call.ty.fields) if isinstance(call.ty, relax.TupleType) else [call.ty]
         results = tuple(self._add("computed", kind) for kind in kinds)
-        task = self._task(call.args[0], len(results))
+        variable = call.args[0]
+        task = self._task(self._module[variable], str(variable.name_hint), len(results))
         self._layers.append(Layer(f"{self._tasks[task].kind}.{len(self._layers)}", task, (*arguments, *results)))
         return results if len(results) > 1 else results[0]
 
-    def _task(self, variable: Any, outputs: int) -> int:
-        function = self._module[variable].with_attr("global_symbol", "main")
-        key = f"{structural_hash(function, map_free_vars=True) & (2**64 - 1):016x}"
+    def _task(self, function: Any, name: str, outputs: int) -> int:
+        function = function.with_attr("global_symbol", "main")
+        key = _key(function)
         if key not in self._task_of:
             self._task_of[key] = len(self._tasks)
             module = tvm.IRModule({"main": function})
             parameters = tuple(
                 Parameter(str(each.dtype), tuple(int(extent) for extent in each.shape)) for each in function.params
             )
-            name = str(variable.name_hint)
-            flops = float(estimate_tir_flops(module))
-            self._tasks.append(Task(name, key, _kind(name), module, parameters, outputs, flops, 0, frozenset()))
+            self._tasks.append(Task(name, key, _kind(name), module, parameters, outputs, _flops(module), 0, frozenset()))
         return self._task_of[key]
 
     def _finished_tasks(self) -> tuple[Task, ...]:
@@ -176,9 +195,41 @@ class _Reader:
         for layer in self._layers:
             here = frozenset(i for i, value in enumerate(layer.arguments) if self._values[value].source == "constant")
             constants[layer.task] = constants.get(layer.task, here) & here
-        return tuple(
-            replace(task, calls=calls[index], constants=constants[index]) for index, task in enumerate(self._tasks)
-        )
+        return tuple(replace(task, calls=calls[index], constants=constants[index]) for index, task in enumerate(self._tasks))
+
+
+def _operation(value: Any) -> str:
+    """`call_tir`, `shape_of`, ...: what a binding computes, for the list of what cannot be handled."""
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+        return str(value.op.name).removeprefix("relax.")
+    return type(value.op if isinstance(value, relax.Call) else value).__name__
+
+
+def _is_static(kind: Any) -> bool:
+    """Whether a result is a tensor of static shape and a dtype that a plan can hold, or a tuple of such tensors."""
+    if isinstance(kind, relax.TupleType):
+        return all(_is_static(field) for field in kind.fields)
+    if not isinstance(kind, relax.TensorType) or kind.shape is None or str(kind.dtype) not in DTYPE_BYTES:
+        return False
+    return all(isinstance(extent, tvm.tirx.IntImm) for extent in kind.shape)
+
+
+def _key(function: Any) -> str:
+    """Identity of a program across processes: its structure, and the names of its blocks, since traces refer to those.
+
+    Names of functions, variables and buffers do not count.
+    """
+    blocks: list[str] = []
+    structural_walk(function.body, (SBlock, lambda block: blocks.append(str(block.name_hint))), order="pre")
+    return digest_json([structural_hash(function, map_free_vars=True) & (2**64 - 1), blocks])[:16]
+
+
+def _flops(module: tvm.IRModule) -> float:
+    """Floating-point operations of one call; 0 where TVM cannot count them (loops of unknown length)."""
+    try:
+        return float(estimate_tir_flops(module))
+    except Exception:  # TVM raises several types here, and the count only weighs tasks against each other
+        return 0.0
 
 
 def _kind(name: str) -> str:
