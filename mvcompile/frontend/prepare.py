@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 import tvm
@@ -40,22 +39,34 @@ def _numpy_of(expr: relax.Expr) -> np.ndarray | None:
 
 
 @mutator
-class _FoldLayout(PyExprMutator):  # type: ignore[misc]
-    """Folds data movement on constants with numpy: FoldConstant compiles and runs a kernel for each, 0.1 s a weight."""
+class _FoldLayout(PyExprMutator):
+    """Folds data movement on constants with numpy: FoldConstant compiles and runs a kernel for each, 0.1 s a weight.
+
+    Drops transposes that move nothing, too: ConvertLayout puts one behind every reduction to a scalar.
+    """
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
         if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or not call.args:
             return call
+        if _moves_nothing(call):
+            return call.args[0]
         value = _numpy_of(self._bound(call.args[0]))
         if value is None:
             return call
         folded = _fold_movement(call, value)
-        return call if folded is None else relax.const(folded)
+        return call if folded is None else relax.const(folded, str(folded.dtype))  # the default would narrow 64-bit values
 
     def _bound(self, expr: relax.Expr) -> relax.Expr:
         bound = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
         return expr if bound is None else bound
+
+
+def _moves_nothing(call: relax.Call) -> bool:
+    if call.op.name != "relax.permute_dims" or call.attrs.axes is None:
+        return False
+    axes = [int(axis) for axis in call.attrs.axes]
+    return axes == sorted(axes)
 
 
 def _fold_movement(call: relax.Call, value: np.ndarray) -> np.ndarray | None:
@@ -155,8 +166,12 @@ def prepare(module: tvm.IRModule, target: HostTarget) -> PreparedModel:
     Raises ModelError when a call cannot be lowered to a tensor program.
     """
     passes = _passes(target)
-    with tvm_target(target), tvm.transform.PassContext(opt_level=3):
-        prepared = tvm.transform.Sequential(passes)(module)
+    try:
+        with tvm_target(target), tvm.transform.PassContext(opt_level=3):
+            prepared = tvm.transform.Sequential(passes)(module)
+    except Exception as error:  # TVM's passes have no error class of their own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ModelError(f"the model cannot be lowered to tensor programs: {reason[-1].strip()}") from error
     names = tuple(str(each.info.name) for each in passes)
     described = {"version": PREPARE_VERSION, "passes": names, "tvm": tvm.__version__, "target": asdict(target)}
     return PreparedModel(prepared, digest_json(described), names)
