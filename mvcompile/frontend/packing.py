@@ -16,7 +16,6 @@ from mvcompile.types import HostTarget
 
 CONV_TAG = "packed_conv2d"
 MATMUL_TAG = "packed_matmul"
-MAX_UNROLLED_CHANNELS = 64
 
 
 def vector_lanes(target: HostTarget, dtype: str = "float32") -> int:
@@ -48,11 +47,11 @@ def pack_columns(weight: np.ndarray, width: int) -> np.ndarray:
 def packed_conv2d(
     data: te.Tensor, weight: te.Tensor, strides: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> te.Tensor:
-    """NHWC convolution of `data` (n, h, w, c) with panels `(co/NR, kh, kw, ci/groups, NR)`; float32 accumulation in the data's dtype.
+    """NHWC convolution of `data` (n, h, w, c) with panels `(co/NR, kh, kw, ci/groups, NR)` -> (n, oh, ow, co).
 
     With groups, a panel never spans two groups (the caller guarantees that NR divides co/groups).
     """
-    batch, height, width, channels = (int(extent) for extent in data.shape)
+    batch, height, width, _ = (int(extent) for extent in data.shape)
     panels, kernel_h, kernel_w, group_channels, lanes = (int(extent) for extent in weight.shape)
     top, left, bottom, right = padding
     out_channels = panels * lanes
@@ -73,7 +72,6 @@ def packed_conv2d(
             axis=[reduce_y, reduce_x, reduce_c],
         )
 
-    del channels
     return te.compute((batch, out_h, out_w, out_channels), element, name=CONV_TAG)
 
 
@@ -84,9 +82,8 @@ def packed_matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
     axis = te.reduce_axis((0, reduction), name="rk")
 
     def element(*index: Any) -> Any:
-        *rows, column = index
-        return te.sum(
-            data[(*rows, axis)] * weight[tirx.indexdiv(column, lanes), axis, tirx.indexmod(column, lanes)], axis=[axis]
-        )
+        column = index[-1]
+        term = weight[tirx.indexdiv(column, lanes), axis, tirx.indexmod(column, lanes)]
+        return te.sum(data(*index[:-1], axis) * term, axis=[axis])
 
     return te.compute((*outer, panels * lanes), element, name=MATMUL_TAG)
