@@ -1,7 +1,8 @@
 """Dense convolutions and matmuls on packed weight panels: a register tile of MR output rows times NR output columns.
 
-One program per (dataflow, loop order, NR, tile rows), with MR sampled. The whole reduction runs inside the tile, whose accumulators
-stay in vector registers. `rows` are output pixels (convolution) or rows of the left operand (matmul); `columns` output channels.
+One program per (dataflow, loop order, NR, tile rows), with MR sampled. The whole reduction runs inside the tile, whose
+accumulators stay in vector registers. `rows` are output pixels (convolution) or rows of the left operand (matmul); `columns`
+output channels.
 
 Dataflows
 - `flat`: the pixels of a 1x1 stride-1 convolution, or the rows of a matmul, as one axis: tiles run across image rows.
@@ -64,23 +65,37 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     if tag is None:
         return
     shape = _shape(sch, tag)
-    lanes = target.vector_bits // 32
-    for columns, order in itertools.product(_column_tiles(shape, lanes), ("weights", "rows")):
-        budget = _row_budget(columns // lanes, target.vector_registers)
+    widest = target.vector_bits // 32
+    for columns, order in itertools.product(_column_tiles(shape, widest), ("weights", "rows")):
+        lanes = min(widest, columns)  # a panel narrower than a register has vectors of its own width
+        vectors = columns // lanes
+        budget = _row_budget(vectors, target.vector_registers)
         if shape.pointwise or shape.rows == 1:
-            yield _flat(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, columns // lanes))
+            yield _flat(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, vectors))
             continue
         for tile_y in _window_heights(shape, budget):
-            widths = _row_tiles(shape.width, budget // tile_y, tile_y * columns // lanes)
+            widths = _row_tiles(shape.width, budget // tile_y, tile_y * vectors)
             yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.width < 64:  # wide images tile well in place, and their gathered input would leave the cache
-            yield _im2col(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, columns // lanes))
+            yield _im2col(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, vectors))
 
 
 def _tag(sch: Schedule) -> str | None:
-    names = [sch.get(block).name_hint for block in sch.get_child_blocks(sch.get_sblock("root"))]
-    found = [name for name in names if name in TAGS]
-    return found[0] if len(found) == 1 else None
+    """The operator's block, if there is one and the last block computes one element for each of its results.
+
+    A consumer may broadcast the result to a larger tensor (the gate of a squeeze-and-excitation block): then a tile of the
+    consumer would compute its operands over and over.
+    """
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    found = [block for block in blocks if sch.get(block).name_hint in TAGS]
+    if len(found) != 1:
+        return None
+    result, end = (_result_shape(sch, block) for block in (found[0], blocks[-1]))
+    return str(sch.get(found[0]).name_hint) if result == end else None
+
+
+def _result_shape(sch: Schedule, block: Any) -> list[int]:
+    return [int(extent) for extent in sch.get(block).writes[0].source.shape]
 
 
 def _extents(sch: Schedule, block: Any) -> list[int]:
@@ -109,7 +124,6 @@ def _column_tiles(shape: Shape, lanes: int) -> list[int]:
 
 def _row_budget(vectors: int, registers: int) -> int:
     """Tile rows that leave registers for one row of the panel and a broadcast: MR*v + v + 1 <= registers."""
-    vectors = max(vectors, 1)
     return max(1, min(UNROLL_ROWS, (registers - vectors - 1) // vectors))
 
 
@@ -117,7 +131,7 @@ def _row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
     """Candidate MR: at least half the accumulators the budget allows (fewer cannot hide the FMA latency), up to the budget."""
     if extent <= budget:
         return sorted({extent, -(-extent // 2)}) if extent > 4 else [extent]
-    least = max(1, min(budget, -(-6 // max(vectors, 1))))
+    least = max(1, min(budget, -(-6 // vectors)))
     return list(range(least, budget + 1))
 
 
@@ -216,7 +230,7 @@ def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], tile_axe
     inner = sch.get_loops(main)[depth:]
     tile, reduction = inner[: len(inner) - reductions], inner[len(inner) - reductions :]
     sch.reorder(*reduction, *tile)
-    sch.parallel(grid[0])  # before the initialisation is split off: two blocks that write one buffer are no longer provably parallel
+    sch.parallel(grid[0])  # before the initialisation is split off: two blocks that write one buffer are not provably parallel
     _straight_line(sch, tile, lanes)
     start = sch.decompose_reduction(main, reduction[0])
     _unroll_but_last(sch, sch.get_loops(start)[depth:])
