@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import tvm
+from tvm.s_tir import SBlockRealize
 from tvm.s_tir.schedule import Schedule, Trace
 
 from mvcompile import traces
@@ -32,7 +33,8 @@ def _module(name: str) -> ModuleType:
         path = folder / f"{name}.py"
         if path.exists():
             spec = importlib.util.spec_from_file_location(f"mvcompile_search_spaces.{name}", path)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)
@@ -41,7 +43,12 @@ def _module(name: str) -> ModuleType:
 
 
 def default_candidate(module: tvm.IRModule, target: HostTarget) -> Candidate:
-    """The schedule a task has before any search: the middle of its structured space, else the generic default."""
+    """The schedule a task has before any search: the middle of its structured space, else the generic default.
+
+    A program that is not made of blocks (`scatter`, `sort`) stays as it is.
+    """
+    if not _has_blocks(module):
+        return Candidate(traces.dump(Schedule(module).trace), DEFAULT_SPACE)
     for space in STRUCTURED_SPACES:
         design = next(iter(_module(space).programs(Schedule(module), target)), None)
         if design is not None:
@@ -53,10 +60,18 @@ def default_candidate(module: tvm.IRModule, target: HostTarget) -> Candidate:
 def structured_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candidate]:
     """Every member of the structured spaces that know this kind of task, most promising designs first; empty when none does."""
     found: list[Candidate] = []
+    if not _has_blocks(module):
+        return found
     for space in STRUCTURED_SPACES:
         for design in _module(space).programs(Schedule(module), target):
             found += [Candidate(traces.dump(trace), space) for trace in _members(design.trace)]
     return list(dict.fromkeys(found))
+
+
+def _has_blocks(module: tvm.IRModule) -> bool:
+    """Whether `main` is a root block around blocks with loops, which is what schedules are about."""
+    body = module["main"].body
+    return isinstance(body, SBlockRealize) and str(body.block.name_hint) == "root"
 
 
 def _choices(trace: Trace) -> list[list[int]]:
