@@ -35,9 +35,37 @@ X86_FEATURES = (
     "ssse3",
 )
 """Extensions LLVM may emit for generated kernels, in its spelling; each is stated as present or absent, never left to `mcpu`."""
+X86_UNUSED = (
+    "amx-tile",
+    "avx512bitalg",
+    "avx512fp16",
+    "avx512ifma",
+    "avx512vbmi",
+    "avx512vbmi2",
+    "avx512vp2intersect",
+    "avx512vpopcntdq",
+    "avxifma",
+    "avxneconvert",
+    "avxvnni",
+    "avxvnniint16",
+    "avxvnniint8",
+    "fma4",
+    "gfni",
+    "sse4a",
+    "tbm",
+    "xop",
+)
+"""Further extensions that `mcpu` would let LLVM emit: no kernel gains from them, and without them `features` are all a host needs."""
 
-_CPUINFO_NAMES = {"sse3": "pni", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "bmi": "bmi1", "lzcnt": "abm", "avx512bf16": "avx512_bf16",
-                  "avx512vnni": "avx512_vnni"}  # fmt: skip
+_CPUINFO_NAMES = {
+    "sse3": "pni",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "avx512bf16": "avx512_bf16",
+    "avx512vnni": "avx512_vnni",
+}
 
 
 def detect_target() -> HostTarget:
@@ -51,7 +79,8 @@ def detect_target() -> HostTarget:
     return HostTarget(
         triple=f"{arch}-unknown-linux-gnu",
         arch=arch,
-        cpu=str(codegen.llvm_get_system_cpu()),
+        # On aarch64 nothing but NEON is stated, so nothing else (SVE, LSE) may come with the CPU's name.
+        cpu=str(codegen.llvm_get_system_cpu()) if arch == "x86_64" else "generic",
         features=features,
         num_cores=os.cpu_count() or 1,
         l1d_bytes=caches.get(1, 32 * 1024),
@@ -65,7 +94,7 @@ def detect_target() -> HostTarget:
 
 def tvm_target(target: HostTarget) -> tvm.target.Target:
     """The TVM target that code for `target` is generated with."""
-    absent = set(X86_FEATURES) - set(target.features) if target.arch == "x86_64" else set()
+    absent = {*X86_FEATURES, *X86_UNUSED} - set(target.features) if target.arch == "x86_64" else set()
     attributes = [f"+{name}" for name in target.features] + [f"-{name}" for name in sorted(absent)]
     return tvm.target.Target(
         {"kind": "llvm", "mtriple": target.triple, "mcpu": target.cpu, "mattr": attributes, "num-cores": target.num_cores}
@@ -91,7 +120,9 @@ def _cpuinfo(field: str) -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise EnvironmentProblem(f"cannot read /proc/cpuinfo ({error.strerror}); mvcompile needs Linux with /proc mounted") from error
+        raise EnvironmentProblem(
+            f"cannot read /proc/cpuinfo ({error.strerror}); mvcompile needs Linux with /proc mounted"
+        ) from error
     return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == field), "")
 
 
