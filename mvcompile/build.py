@@ -126,7 +126,7 @@ def _place_constants(program: Program, used: Sequence[int]) -> _Constants:
         if data is None:
             continue
         data = np.ascontiguousarray(data)
-        identity = (str(data.dtype), data.shape, hashlib.sha256(data.reshape(-1).view(np.uint8)).digest())
+        identity = (str(data.dtype), data.shape, hashlib.sha256(data.data.cast("B") if data.size else b"").digest())
         if identity not in known:
             known[identity] = placed.size
             placed.arrays.append((placed.size, data))

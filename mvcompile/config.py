@@ -25,8 +25,8 @@ def parse_duration(text: str) -> float:
 class TuningConfig:
     """How long to search, and how many variants to keep.
 
-    `budget_s`: seconds of tuning (0: default schedules only); `trials`: candidates to measure; whichever ends first. Without either,
-    ten minutes. `seed` decides every random choice but the machine's own noise. `batch`: candidates per round of a task.
+    `budget_s`: seconds of tuning (0: default schedules only); `trials`: candidates to measure; whichever ends first. Without
+    either, ten minutes. `seed` decides every random choice but the machine's own noise. `batch`: candidates per round of a task.
     """
 
     budget_s: float | None = None
@@ -59,8 +59,8 @@ class TuningConfig:
 class CompileConfig:
     """Options of a whole compilation.
 
-    `shapes`: static shapes for inputs with symbolic dimensions; `work_dir`: where records and references live (default: next to the
-    bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem).
+    `shapes`: static shapes for inputs with symbolic dimensions; `work_dir`: where records and references live (default: next to
+    the bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem).
     """
 
     tuning: TuningConfig = field(default_factory=TuningConfig)
