@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import te
+from tvm import tirx
 from tvm.support import cc
 
 from mvcompile import traces
 from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Plan, Step, Tensor
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.plan import Lifetime, assign_offsets
+from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
 from mvcompile.target import tvm_target
 from mvcompile.tasks import Program
 from mvcompile.types import DTYPE_BYTES, HostTarget, align
@@ -56,17 +57,20 @@ def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> 
     for kernel in kernels:
         scheduled = traces.replay(kernel.module, kernel.trace).mod["main"]
         functions[kernel.symbol] = scheduled.with_attr("global_symbol", kernel.symbol)
-    module = tvm.IRModule(functions) if functions else _empty_module()
+    functions[DRIVER] = step_driver().with_attr("global_symbol", DRIVER)
     linker = find_linker()
-    executable = tvm.compile(module, target=tvm_target(target))
+    executable = tvm.compile(tvm.IRModule(functions), target=tvm_target(target))
     executable.export_library(str(path), fcompile=lambda output, objects, **_: _link(linker, output, objects))
 
 
-def _empty_module() -> tvm.IRModule:
-    """A model without a single layer still has a library to load."""
-    source = te.placeholder((1,), name="source")
-    copy = te.create_prim_func([source, te.compute((1,), lambda i: source[i], name="copy")])
-    return tvm.IRModule({"nothing": copy.with_attr("global_symbol", "nothing")})
+def step_driver() -> Any:
+    """The loop over a plan's steps (`mvcompile.runtime.driver`), a function to be compiled together with the kernels."""
+    steps, begin, end, times = (
+        tirx.Var(*one) for one in (("steps", "handle"), ("begin", "int64"), ("end", "int64"), ("times", "handle"))
+    )
+    loop = tirx.Return(tirx.call_extern("int64", LOOP, steps, begin, end, times))
+    body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", tvm.ir.StringImm(LOOP_IR), loop)
+    return tirx.PrimFunc([steps, begin, end, times], body)
 
 
 def _link(linker: list[str], output: str, objects: Sequence[str]) -> None:

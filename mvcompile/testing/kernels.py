@@ -26,10 +26,11 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
+from mvcompile.build import step_driver
 from mvcompile.bundle import schema
 from mvcompile.bundle.schema import Manifest
 from mvcompile.bundle.writer import Source, write_bundle
-from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
+from mvcompile.runtime.driver import DRIVER
 from mvcompile.types import OBJECTIVE_UNITS, HostTarget, Objectives, TensorSpec, Verification, align
 
 ROWS, WIDTH = 8, 16
@@ -106,16 +107,6 @@ def tiny_kernels(scales: Scales, driver: bool) -> bytes:
         path = Path(folder, schema.KERNELS)
         tvm.compile(module, target=target).export_library(str(path))
         return path.read_bytes()
-
-
-def step_driver() -> Any:
-    """The function of `mvcompile.runtime.driver`, to be compiled together with the kernels."""
-    steps, begin, end, times = (
-        tirx.Var(*one) for one in (("steps", "handle"), ("begin", "int64"), ("end", "int64"), ("times", "handle"))
-    )
-    loop = tirx.Return(tirx.call_extern("int64", LOOP, steps, begin, end, times))
-    body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", tvm.ir.StringImm(LOOP_IR), loop)
-    return tirx.PrimFunc([steps, begin, end, times], body)
 
 
 def _dense(scale: float) -> Any:
