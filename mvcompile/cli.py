@@ -1,4 +1,7 @@
-"""The `mvcompile` command: parse, call the public door, print, exit with 0 (ok), 1 (a gate failed), 2 (bad usage) or 3 (environment)."""
+"""The `mvcompile` command: parse, call the public door, print, exit.
+
+Exit codes: 0 ok, 1 a gate failed, 2 bad usage, 3 environment or internal error (and interrupted).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EnvironmentProblem.exit_code
     except Exception as error:  # anything else is a defect of ours, and must not look like a failed gate
         traceback.print_exc()
-        print(f"mvcompile: internal error ({type(error).__name__}: {error}); please report it with the lines above", file=sys.stderr)
+        print(
+            f"mvcompile: internal error ({type(error).__name__}: {error}); please report it with the lines above", file=sys.stderr
+        )
         return EnvironmentProblem.exit_code
     return 0
 
@@ -68,7 +73,9 @@ def _add_compile(commands: Any) -> None:
     parser = _command(commands, "compile", "compile an ONNX model into a bundle", _compile)
     parser.add_argument("model", metavar="MODEL.onnx")
     parser.add_argument("-o", "--output", required=True, metavar="FILE.mvb")
-    parser.add_argument("--budget", metavar="TIME", help="tuning time, such as 90s or 10m; 0 for default schedules (default: 10m)")
+    parser.add_argument(
+        "--budget", metavar="TIME", help="tuning time, such as 90s or 10m; 0 for default schedules (default: 10m)"
+    )
     parser.add_argument("--trials", type=int, metavar="N", help="stop after N candidates")
     parser.add_argument("--variants", type=int, default=5, metavar="K", help="at most K variants per layer (default: 5)")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME:1x3x224x224", help="shape of an input; repeatable")
@@ -119,8 +126,9 @@ def _compile(options: argparse.Namespace) -> None:
     elif not options.quiet:
         several = sum(len(result.manifest.tasks[step.task].variants) > 1 for step in result.manifest.plan.steps)
         print(
-            f"{result.path}: {len(result.manifest.plan.steps)} layers, {several} with a choice of variants; {result.trials} trials, "
-            f"{coverage.tuned_share:.0%} of the time in tuned layers; largest error against the reference {result.max_abs_error:.3g}"
+            f"{result.path}: {len(result.manifest.plan.steps)} layers, {several} with a choice of variants; "
+            f"{result.trials} trials, {coverage.tuned_share:.0%} of the time in tuned layers; "
+            f"largest error against the reference {result.max_abs_error:.3g}"
         )
 
 
@@ -141,7 +149,9 @@ def _inspect(options: argparse.Namespace) -> None:
 def _add_validate(commands: Any) -> None:
     parser = _command(commands, "validate", "check a bundle as a release gate, without timing anything", _validate)
     parser.add_argument("bundle", metavar="FILE.mvb")
-    parser.add_argument("--min-coverage", type=float, metavar="SHARE", help="hypervolume of kept variants over the measured front")
+    parser.add_argument(
+        "--min-coverage", type=float, metavar="SHARE", help="hypervolume of kept variants over the measured front"
+    )
     parser.add_argument("--min-tuned", type=float, metavar="SHARE", help="share of the model's time in tuned layers")
     parser.add_argument("--json", action="store_true", help="for programs: every check as JSON")
     parser.add_argument("--junit", metavar="FILE", help="write the checks as JUnit XML")
@@ -210,7 +220,12 @@ def _add_zoo(commands: Any) -> None:
 def _zoo_list(_options: argparse.Namespace) -> None:
     zoo = _zoo()
     rows: list[Mapping[str, Any]] = [
-        {"name": each.name, "parameters": f"{each.parameters / 1e6:.2f} M", "macs": f"{each.macs / 1e6:.0f} M", "text": each.description}
+        {
+            "name": each.name,
+            "parameters": f"{each.parameters / 1e6:.2f} M",
+            "macs": f"{each.macs / 1e6:.0f} M",
+            "text": each.description,
+        }
         for each in zoo.entries()
     ]
     for row in rows:

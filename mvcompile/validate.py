@@ -1,4 +1,7 @@
-"""The gate for CI: is a bundle sound, does it fit this host, is every variant right, and does it cover its fronts? No timing, no TVM."""
+"""The gate for CI: is a bundle sound, does it fit this host, is every variant right, does it cover its fronts?
+
+No timing, so it is deterministic on shared runners; no TVM, so it runs where bundles run.
+"""
 
 from __future__ import annotations
 
@@ -107,10 +110,20 @@ def _figures(path: str | os.PathLike[str], thresholds: Thresholds) -> Iterator[C
     ratios = [_ratio(task) for task in manifest.tasks]
     calls = [sum(step.task == index for step in manifest.plan.steps) for index in range(len(manifest.tasks))]
     unverified = [
-        variant.symbol for task in manifest.tasks for variant in task.variants if not math.isfinite(variant.verification.max_abs_error)
+        variant.symbol
+        for task in manifest.tasks
+        for variant in task.variants
+        if not math.isfinite(variant.verification.max_abs_error)
     ]
     count = sum(len(task.variants) for task in manifest.tasks)
-    yield Check("verified", f"{count} variants", not unverified, ", ".join(unverified), "", "compile again: these differ from their reference")
+    yield Check(
+        "verified",
+        f"{count} variants",
+        not unverified,
+        ", ".join(unverified),
+        "",
+        "compile again: these differ from their reference",
+    )
     for task, ratio in zip(manifest.tasks, ratios, strict=True):
         if abs(ratio - task.hypervolume_ratio) > ROUNDING:
             yield Check("coverage", task.name, False, f"{ratio:.6f} by its vectors", f"{task.hypervolume_ratio:.6f} as stated",
@@ -138,7 +151,9 @@ def _coverage_checks(manifest: Manifest, ratios: list[float], calls: list[int], 
                     "keep more variants (--variants)")  # fmt: skip
     if thresholds.min_tuned is not None:
         share = manifest.coverage.tuned_share
-        slack = sorted(((t.time_share, t.name, n) for t, n in zip(manifest.tasks, calls, strict=True) if not t.tuned), reverse=True)
+        slack = sorted(
+            ((t.time_share, t.name, n) for t, n in zip(manifest.tasks, calls, strict=True) if not t.tuned), reverse=True
+        )
         named = ", ".join(f"{name} ({part:.1%}, {n} layers)" for part, name, n in slack[:3])
         yield Check("tuned", "share of the model's time in tuned layers", share >= thresholds.min_tuned, f"{share:.4f}",
                     f"at least {thresholds.min_tuned:g}", f"tune longer (--budget); not tuned: {named}")  # fmt: skip

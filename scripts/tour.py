@@ -1,6 +1,6 @@
 """The end of the tour: what the layers of a bundle can choose from, and its answer beside ONNX Runtime's.
 
-    python scripts/tour.py MODEL.onnx BUNDLE.mvb
+python scripts/tour.py MODEL.onnx BUNDLE.mvb
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def show_choices(tasks: tuple[Task, ...], calls: list[int]) -> None:
     chosen = [(task, count) for task, count in zip(tasks, calls, strict=True) if len(task.variants) > 1]
     print(f"{len(chosen)} of {len(tasks)} tasks have a real choice; the others have one schedule that nothing else beats.\n")
     for task, count in sorted(chosen, key=lambda each: -each[0].time_share):
-        print(f"{task.name}: {task.time_share:.1%} of the time in {count} layer(s); {task.measured} measured, front of {len(task.front)}")
+        measured = f"{task.measured} measured, front of {len(task.front)}"
+        print(f"{task.name}: {task.time_share:.1%} of the time in {count} layer(s); {measured}")
         for number, variant in enumerate(task.variants):
             print(f"    variant {number}: {trade(variant, task.variants[0])}")
 
@@ -54,7 +55,9 @@ def main(model: str, bundle: str) -> int:
                 good = good and close
                 print(f"\n{label}, output {name}: largest difference to ONNX Runtime {np.abs(found - expected).max():.2e}")
                 for index in best:
-                    print(f"    element {index:4d}: {found.reshape(-1)[index]:.6f}   ONNX Runtime {expected.reshape(-1)[index]:.6f}")
+                    print(
+                        f"    element {index:4d}: {found.reshape(-1)[index]:.6f}   ONNX Runtime {expected.reshape(-1)[index]:.6f}"
+                    )
         print("\nThe answers agree." if good else "\nThe answers DIFFER.")
         return 0 if good else 1
 

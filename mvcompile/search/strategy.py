@@ -1,4 +1,4 @@
-"""Ask/tell search over candidates. Nothing here knows what a candidate is: an identity, and perhaps a cost model's opinion of it."""
+"""Ask/tell search over candidates, of which nothing is known here but identity and perhaps a cost model's opinion."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 C = TypeVar("C", bound=Hashable)
+C_contra = TypeVar("C_contra", bound=Hashable, contravariant=True)
 
 EXPLORE = 0.2
 """Share of every batch that is drawn at random, so that a wrong model cannot hide a good candidate for ever."""
@@ -26,13 +27,13 @@ class Strategy(Protocol[C]):
         """How many candidates are left; None when the space has no end."""
 
 
-class CostModel(Protocol[C]):
+class CostModel(Protocol[C_contra]):
     """Predicts which candidates are fast."""
 
-    def fit(self, results: Sequence[tuple[C, float | None]]) -> None:
+    def fit(self, results: Sequence[tuple[C_contra, float | None]]) -> None:
         """Learns from measured latencies in seconds (None: failed)."""
 
-    def predict(self, candidates: Sequence[C]) -> Sequence[float]:
+    def predict(self, candidates: Sequence[C_contra]) -> Sequence[float]:
         """A score per candidate; higher is faster."""
 
 
@@ -89,8 +90,8 @@ class Allocation:
     """Which task deserves the next batch: the one with the most predicted time still to be won.
 
     Predicted gain of a task = calls x (best latency - bound) x freshness. The bound is the larger of FLOPs at the best rate and
-    bytes at the best bandwidth seen on any task of this run (a roofline, Williams et al. 2009, measured on the fly); freshness is the unswept
-    part of a finite space, or halves with every batch that did not improve an endless one.
+    bytes at the best bandwidth seen on any task of this run (a roofline, Williams et al. 2009, measured on the fly); freshness
+    is the unswept part of a finite space, or halves with every batch that did not improve an endless one.
     """
 
     PATIENCE = 3
@@ -125,8 +126,6 @@ class Allocation:
             return 0.0
         bound = max(flops / self._flops_per_s, moved_bytes / self._bytes_per_s)
         barren = self._barren.get(task, 0)
-        if unswept is None:
-            freshness = 0.0 if barren >= self.PATIENCE else 0.5**barren
-        else:
-            freshness = unswept
+        endless = 0.0 if barren >= self.PATIENCE else 0.5**barren
+        freshness = endless if unswept is None else unswept
         return calls * max(best - bound, 0.05 * best) * freshness

@@ -11,7 +11,7 @@ from mvcompile import pareto
 from mvcompile.types import Objectives, Record, Status
 
 NOISE = 0.02
-"""Candidates that differ by less than this in an objective are equal in it: what medians of an interleaved comparison repeat to."""
+"""Candidates that differ by less in an objective are equal in it: what medians of an interleaved comparison repeat to."""
 MAX_SLOWDOWN = 2.0
 """A candidate this many times slower than the fastest is no choice at any pressure: it bounds the front and its hypervolume."""
 
@@ -78,7 +78,7 @@ def hypervolume_ratio(kept: Sequence[Objectives], front: Sequence[Objectives]) -
 
 
 def _reference(points: np.ndarray) -> np.ndarray:
-    """The corner that hypervolume is measured to: the slowest latency that is still a choice, and a little beyond the worst traffic."""
+    """The corner that hypervolume is measured to: the slowest latency that is a choice, a little beyond the worst traffic."""
     reference = pareto.reference_point(points)
     reference[0] = MAX_SLOWDOWN * points[:, 0].min() * 1.01
     return reference

@@ -90,9 +90,7 @@ class Tuner:
     ) -> None:
         self._store, self._measurer, self._config, self._clock, self._report = store, measurer, config, clock, report
         self._identity = (target_key, fingerprint)
-        self._states = [
-            _State(task, list(store.records(task.subject.key, target_key, fingerprint))) for task in tasks
-        ]
+        self._states = [_State(task, list(store.records(task.subject.key, target_key, fingerprint))) for task in tasks]
         self._allocation = Allocation()
         for state in self._states:
             for record in state.records:
@@ -108,10 +106,10 @@ class Tuner:
         for state in self._states:
             self._measure_default(state)
         while not self._spent():
-            state = self._most_promising()
-            if state is None:
+            promising = self._most_promising()
+            if promising is None:
                 break
-            self._measure_batch(state)
+            self._measure_batch(promising)
         for state in self._states:
             self._settle_front(state)
         return {state.task.subject.key: tuple(state.records) for state in self._states}
@@ -163,7 +161,8 @@ class Tuner:
         best = self._allocation.best(state.task.subject.key)
         outcomes = self._measurer.measure(state.task.subject, candidates, best)
         self._append(state, candidates, outcomes)
-        state.strategy.tell([(c, None if o.objectives is None else o.objectives.latency_s) for c, o in zip(candidates, outcomes)])
+        latencies = [None if each.objectives is None else each.objectives.latency_s for each in outcomes]
+        state.strategy.tell(list(zip(candidates, latencies, strict=True)))
         self._allocation.batch_ended(state.task.subject.key, best)
         self._clock.add(time.monotonic() - start)
         self._show(state)

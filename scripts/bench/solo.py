@@ -3,8 +3,9 @@
 
     scripts/bench/solo.py MODEL.onnx BUNDLE.mvb [--threads 1] [--rounds 30] [--json FILE]
 
-Every round times one call of each engine in turn; figures are medians over rounds with the interquartile range over the median, and the
-ratio is the median of the rounds' own ratios, so that a drift of the machine's speed cancels. Nothing else should run meanwhile.
+Every round times one call of each engine in turn; figures are medians over rounds with the interquartile range over the median,
+and the ratio is the median of the rounds' own ratios, so that a drift of the machine's speed cancels. Nothing else should run
+meanwhile.
 """
 
 from __future__ import annotations
