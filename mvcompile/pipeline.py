@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ def compile_model(
     directory, VerificationError when the result differs from ONNX Runtime (nothing is written then).
     """
     config, reporter = config or CompileConfig(), reporter or Silent()
-    _require_output(output)
+    _require_output(output, model=path)
     reporter.stage("import")
     model = load_model(path, config.shapes)
     for warning in model.warnings:
@@ -126,7 +127,7 @@ def compile_module(
     return _compile(module, name, None, inputs, outputs, expect, Path(output), config, reporter)
 
 
-def _require_output(output: str | os.PathLike[str]) -> None:
+def _require_output(output: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
     folder = Path(output).absolute().parent
     if not folder.is_dir():
         raise UsageError(f"the folder of {os.fspath(output)} does not exist: create {folder}, or name another output")
@@ -134,6 +135,14 @@ def _require_output(output: str | os.PathLike[str]) -> None:
         raise UsageError(f"{os.fspath(output)} is a folder; name a file, such as model.mvb")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"the folder {folder} cannot be written to; name another output")
+    if model is not None and os.path.exists(output) and os.path.exists(model) and os.path.samefile(output, model):
+        raise UsageError(f"{os.fspath(output)} is the model itself, which the bundle would replace; name another output")
+
+
+def _require_cost_model() -> None:
+    """TVM imports its cost model's package in the middle of tuning; what is missing is said before any work is done."""
+    if importlib.util.find_spec("xgboost") is None:
+        raise EnvironmentProblem("tuning needs xgboost: pip install 'mvcompile[compile]', or compile with --budget 0")
 
 
 def _interface(module: tvm.IRModule) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
@@ -209,6 +218,8 @@ def _compile(
     reporter: Reporter,
 ) -> CompileResult:
     find_linker()  # before any work is done
+    if config.tuning.seconds > 0 and config.tuning.trials != 0:
+        _require_cost_model()
     reporter.stage("prepare")
     target = detect_target()
     prepared = prepare(module, target)
