@@ -1,0 +1,99 @@
+"""Models and bundles that the end-to-end tests share, and the command line as a function."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from mvcompile import CompileConfig, TuningConfig, cli, compile_model, zoo
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Done]
+
+
+@pytest.fixture
+def mvcompile(capsys: pytest.CaptureFixture[str]) -> Command:
+    """The command line, run in this process: `mvcompile("inspect", path)`."""
+
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        try:
+            code = cli.main([str(argument) for argument in arguments])
+        except SystemExit as end:  # argparse's way out
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return Done(code, out, err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """What a process of another interpreter needs to find this package, whatever its working directory."""
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def process(environment: dict[str, str]) -> Command:
+    """The command line in a process of its own."""
+
+    def run(*arguments: object, prefix: Sequence[str] = (sys.executable, "-m", "mvcompile.cli"), cwd: Path | None = None) -> Done:
+        command = [*prefix, *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=900, check=False)
+        return Done(ended.returncode, ended.stdout, ended.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The zoo's small convolutional network."""
+    return zoo.get("tiny-conv", tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """It, compiled without tuning."""
+    path = tmp_path_factory.mktemp("bundles") / "tiny-conv.mvb"
+    compile_model(tiny_model, path, CompileConfig(TuningConfig(budget_s=0)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """relu(a @ w + b), compiled in two seconds. Its names hold what separates names from values in options."""
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", ["a=1", "w"], ["product"]),
+        helper.make_node("Add", ["product", "b:2=x"], ["sum"]),
+        helper.make_node("Relu", ["sum"], ["out/y=0"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("a=1", TensorProto.FLOAT, [3, 8]),
+        helper.make_tensor_value_info("b:2=x", TensorProto.FLOAT, ["rows", 4]),
+    ]
+    outputs = [helper.make_tensor_value_info("out/y=0", TensorProto.FLOAT, [3, 4])]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, [weight])
+    path = tmp_path_factory.mktemp("small") / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
