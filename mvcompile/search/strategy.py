@@ -31,7 +31,7 @@ class CostModel(Protocol[C_contra]):
     """Predicts which candidates are fast."""
 
     def fit(self, results: Sequence[tuple[C_contra, float | None]]) -> None:
-        """Learns from measured latencies in seconds (None: failed)."""
+        """Learns from measured latencies in seconds (None: failed): all there are, those of the last call first."""
 
     def predict(self, candidates: Sequence[C_contra]) -> Sequence[float]:
         """A score per candidate; higher is faster."""
@@ -45,10 +45,8 @@ class PoolStrategy(Generic[C]):
     """
 
     def __init__(self, pool: Sequence[C], *, seed: int, model: CostModel[C] | None = None) -> None:
-        self._random = random.Random(seed)
-        self._left = dict.fromkeys(pool)
-        shuffled = list(self._left)
-        self._random.shuffle(shuffled)
+        shuffled = list(dict.fromkeys(pool))
+        random.Random(seed).shuffle(shuffled)
         self._left = dict.fromkeys(shuffled)
         self._model = model
         self._told: list[tuple[C, float | None]] = []
@@ -75,8 +73,8 @@ class PoolStrategy(Generic[C]):
             self._stale = False
         scores = self._model.predict(order)
         ranked = [order[i] for i in sorted(range(len(order)), key=lambda i: -scores[i])]
-        favourites = count - round(count * EXPLORE)
-        return ranked[:favourites] + [candidate for candidate in order if candidate not in set(ranked[:favourites])]
+        favourites = dict.fromkeys(ranked[: count - round(count * EXPLORE)])
+        return [*favourites, *(candidate for candidate in order if candidate not in favourites)]
 
     def tell(self, results: Sequence[tuple[C, float | None]]) -> None:
         """See `Strategy.tell`."""

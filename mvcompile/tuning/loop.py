@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +16,6 @@ from mvcompile.search.strategy import Allocation, Strategy
 from mvcompile.tuning.fronts import front_of, latest, objectives_of
 from mvcompile.types import Record, Status
 
-COMPARE_PASSES = 2
 COMPARED_AT_MOST = 12
 
 
@@ -23,7 +23,8 @@ COMPARED_AT_MOST = 12
 class TuningTask:
     """What the loop needs to know of a task: identity, weight in the model, and how to search it.
 
-    `strategy` makes the search (only called for tasks that get a batch: building one may take a second).
+    `strategy` makes the search (only called for tasks that get a batch: building one may take a second); `fallbacks` are what to
+    use if `default` should not work, best first.
     """
 
     name: str
@@ -33,11 +34,16 @@ class TuningTask:
     moved_bytes: float
     default: Candidate
     strategy: Callable[[], Strategy[Candidate]]
+    fallbacks: Callable[[], Sequence[Candidate]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of the tuning, for whoever shows it. Times in seconds; `front_size` and `best_s` are the task's."""
+    """A moment of the tuning, for whoever shows it: something of `task` was measured.
+
+    Times in seconds. `trials`, `failed` and `model_s` (the sum of the best latencies of all layers measured so far) are the whole
+    model's; `best_s` and `front_size` are the task's. `left_s` is None when only the number of trials is limited.
+    """
 
     task: str
     trials: int
@@ -121,17 +127,23 @@ class Tuner:
 
     def _measure_default(self, state: _State) -> None:
         """Every task starts with the schedule it would have without a search: what is to be improved, and the fallback."""
-        known = latest(state.records)
-        default = state.task.default
-        if any(record.status is Status.OK for record in known.values()):
+        if any(record.status is Status.OK for record in latest(state.records).values()):
             return
-        outcome = self._measurer.measure(state.task.subject, [default], None)[0]
-        self._append(state, [default], [outcome])
-        if outcome.status is not Status.OK:
-            raise EnvironmentProblem(
-                f"the default schedule of task {state.task.name} ({state.task.subject.key}) is unusable: "
-                f"{outcome.status.value}: {outcome.message}"
-            )
+        outcome = self._try(state, state.task.default)
+        if outcome.status is Status.OK:
+            return
+        if any(self._try(state, fallback).status is Status.OK for fallback in state.task.fallbacks()):
+            return
+        raise EnvironmentProblem(
+            f"the default schedule of task {state.task.name} ({state.task.subject.key}) is unusable: {outcome.status.value}: "
+            f"{outcome.message}; if the machine was busy or short of memory, run again to resume"
+        )
+
+    def _try(self, state: _State, candidate: Candidate) -> Outcome:
+        outcome = self._measurer.measure(state.task.subject, [candidate], None)[0]
+        self._append(state, [candidate], [outcome])
+        self._show(state)
+        return outcome
 
     def _most_promising(self) -> _State | None:
         gains = [(self._gain(state), -index) for index, state in enumerate(self._states)]
@@ -154,9 +166,10 @@ class Tuner:
         if state.strategy is None:
             self._begin(state)
         assert state.strategy is not None
-        candidates = state.strategy.ask(count)[:count]
+        candidates = state.strategy.ask(count)
         if not candidates:
             state.ended = True
+            self._clock.add(time.monotonic() - start)
             return
         best = self._allocation.best(state.task.subject.key)
         outcomes = self._measurer.measure(state.task.subject, candidates, best)
@@ -205,15 +218,17 @@ class Tuner:
     def _settle_front(self, state: _State) -> None:
         """Measures the front's members again, interleaved and precisely: what was measured minutes apart is not comparable.
 
-        A member with a second record was settled before. Members that leave the front may make room for others: a second pass.
+        A member with a second record was settled before. Members that leave the front may make room for others, so that it takes
+        several passes at times; it ends because every pass settles a member for good. Resuming measures nothing more.
         """
-        for _ in range(COMPARE_PASSES):
+        while True:
             front = front_of(state.records)[:COMPARED_AT_MOST]
-            times_seen = [sum(r.trace == member.trace and r.status is Status.OK for r in state.records) for member in front]
-            if len(front) < 2 or min(times_seen) > 1:
+            times_seen = Counter(record.trace for record in state.records if record.status is Status.OK)
+            if len(front) < 2 or all(times_seen[member.trace] > 1 for member in front):
                 return
             candidates = [Candidate(record.trace, record.space) for record in front]
             self._append(state, candidates, self._measurer.compare(state.task.subject, candidates))
+            self._show(state)
 
     def _show(self, state: _State) -> None:
         model_s = sum(each.task.calls * (self._allocation.best(each.task.subject.key) or 0.0) for each in self._states)
