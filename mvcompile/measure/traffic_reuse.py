@@ -115,13 +115,19 @@ class _Walk:
         body = loop.children[0]
         period = self._f.reuse_period(loop, buffer)
         if period > 1:
-            return min(self._f.total(loop), self._f.total(body) + period * sum(fresh.values()))
+            return sum(self._lines_of_iterations(loop, other, fresh[other], period) for other in fresh)
         if self._f.is_disjoint(loop, buffer):
             return 0.0
         tail, head = self._approach(body, buffer, -1), self._approach(body, buffer, 0)
         most = {other: self._f.lines(body, other) + max(0.0, fresh[other]) for other in fresh}
         window = self._window(buffer, tail, head, [], most) + self._f.lines(body, buffer)
         return window + self._swept_again(head.sweeper, buffer, fresh)
+
+    def _lines_of_iterations(self, loop: Node, buffer: int, fresh: float, count: float) -> float:
+        """Lines of `buffer` in `count` consecutive iterations of `loop`, and one more for the unaligned start."""
+        once = self._f.lines(loop.children[0], buffer)
+        step = once if self._f.reuse_period(loop, buffer) > 1 else max(0.0, fresh)
+        return min(self._f.lines(loop, buffer), once + (count * step if step else 0.0))
 
     def _swept_again(self, node: Node, buffer: int, fresh: dict[int, float]) -> float:
         """Lines that the window of `buffer`, carried by a loop around `node`, meets in both of its iterations.

@@ -104,8 +104,11 @@ def strip_conv(size: int, channels: int, outputs: int, strip: int, columns: int)
     return sch
 
 
-def flat_conv(size: int, channels: int, outputs: int, kernel: int, rows: int, columns: int) -> Schedule:
-    """An unpadded convolution whose tiles of `rows` pixels run across image rows: one fused pixel loop, `//` and `%`."""
+def flat_conv(size: int, channels: int, outputs: int, kernel: int, rows: int, columns: int, *, staged: bool = False) -> Schedule:
+    """An unpadded convolution whose tiles of `rows` pixels run across image rows: one fused pixel loop, `//` and `%`.
+
+    `staged`: each tile is accumulated in a buffer of its own, and copied by a loop over the image rows that it meets.
+    """
     out = size - kernel + 1
     a, w = te.placeholder((1, size, size, channels), name="A"), te.placeholder((kernel, kernel, channels, outputs), name="W")
     ry, rx, rc = (te.reduce_axis((0, e), name=s) for s, e in (("ry", kernel), ("rx", kernel), ("rc", channels)))
@@ -115,10 +118,13 @@ def flat_conv(size: int, channels: int, outputs: int, kernel: int, rows: int, co
 
     sch = scheduled([a, w, te.compute((1, out, out, outputs), convolved, name="C")])
     main = sch.get_sblock("C")
+    tile = sch.cache_write(main, 0, "global") if staged else None
     _, y, x, c, ry, rx, rc = sch.get_loops(main)
     pixels, inner_p = sch.split(sch.fuse(y, x), [None, rows])
     c, inner_c = sch.split(c, [None, columns])
     sch.reorder(c, pixels, ry, rx, rc, inner_p, inner_c)
+    if tile is not None:
+        sch.reverse_compute_at(tile, pixels)
     sch.vectorize(inner_c)
     sch.vectorize(sch.get_loops(sch.decompose_reduction(main, ry))[-1])
     return sch

@@ -12,7 +12,16 @@ from tvm import te, tirx
 from tvm.script import tirx as T  # noqa: N812
 
 from mvcompile.measure.traffic import Traffic, analyse, estimate
-from mvcompile.testing.loop_nests import function, gather, matmul, packed_conv, scheduled, strip_conv, with_symbolic_rows
+from mvcompile.testing.loop_nests import (
+    flat_conv,
+    function,
+    gather,
+    matmul,
+    packed_conv,
+    scheduled,
+    strip_conv,
+    with_symbolic_rows,
+)
 from mvcompile.types import HostTarget
 
 LINE = 64
@@ -168,11 +177,93 @@ def test_guards_keep_padding_inside_its_buffer() -> None:
 
 
 def test_fused_loops_over_two_layouts_stay_exact() -> None:
-    a, b = te.placeholder((96, 16), name="A"), te.placeholder((64, 24), name="B")
-    both = te.compute((1536,), lambda i: a[i // 16, i % 16] + b[i // 24, i % 24], name="C")
+    a, b = te.placeholder((3072, 16), name="A"), te.placeholder((2048, 24), name="B")
+    both = te.compute((49152,), lambda i: a[i // 16, i % 16] + b[i // 24, i % 24], name="C")
     traffic = estimate(function(scheduled([a, b, both])), TARGET)
     assert traffic.exact
-    assert traffic.compulsory_bytes == traffic.level_bytes[0] == 4 * 96 * LINE
+    assert traffic.compulsory_bytes == traffic.level_bytes[0] == 4 * 3072 * LINE
+
+
+def test_a_diagonal_has_as_many_lines_as_elements() -> None:
+    a = te.placeholder((64, 64), name="A")
+    func = function(scheduled([a, te.compute((8, 64), lambda _, i: a[i, i], name="B")]))
+    assert estimate(func, TARGET).compulsory_bytes == (64 + 2 * 8 * 4) * LINE
+
+
+def test_pixels_of_a_1x1_convolution_are_rows_of_a_matmul() -> None:
+    flat = function(flat_conv(7, 32, 64, 1, 6, 16))  # tiles of 6 pixels in rows of 7
+    rows = function(matmul(49, 64, 32, "jikIJ", {"i": 6, "j": 16}))
+    for capacity in (16, 32, 64, 128):
+        assert lines_moved(flat, capacity) == pytest.approx(lines_moved(rows, capacity), rel=0.05)
+
+
+def test_indices_that_wrap_are_reused_after_a_period() -> None:
+    # 24 lines of A, taken four at a time in a circle; the circle closes after 24 lines of A and 24 of C.
+    a = te.placeholder((24, 16), name="A")
+    func = function(scheduled([a, te.compute((64, 4, 16), lambda i, j, k: a[(4 * i + j) % 24, k], name="C")]))
+    assert lines_moved(func, 40) == pytest.approx(256 + 2 * 256)
+    assert lines_moved(func, 60) == pytest.approx(24 + 2 * 256)
+
+
+@T.prim_func(private=True)
+def neighbours(
+    A: T.Buffer((4096,), "float32"),  # noqa: N803
+    B: T.Buffer((1024,), "float32"),  # noqa: N803
+    C: T.Buffer((1024,), "float32"),  # noqa: N803
+) -> None:
+    for i in range(1024):
+        B[i] = A[i]
+        C[i] = A[i + 16]
+
+
+def test_accesses_that_overlap_are_counted_once() -> None:
+    assert lines_moved(neighbours, 1000) == 65 + 2 * 2 * 64
+    assert lines_moved(neighbours, 8) == pytest.approx(65 + 2 * 2 * 64, rel=0.01)
+
+
+# P has 32 lines, C 100, D one; with 64 lines of cache, P is lost while C is written.
+@T.prim_func(private=True)
+def written_once_a_round(
+    P: T.Buffer((512,), "float32"),  # noqa: N803
+    C: T.Buffer((1600,), "float32"),  # noqa: N803
+    D: T.Buffer((16,), "float32"),  # noqa: N803
+) -> None:
+    for _ in range(8):
+        for i in range(512):
+            P[i] = T.float32(1)
+        for i in range(1600):
+            C[i] = T.float32(1)
+        for i in range(512):
+            D[0] = D[0] + P[i]
+
+
+@T.prim_func(private=True)
+def written_twice(
+    P: T.Buffer((512,), "float32"),  # noqa: N803
+    C: T.Buffer((1600,), "float32"),  # noqa: N803
+    D: T.Buffer((16,), "float32"),  # noqa: N803
+) -> None:
+    for i in range(512):
+        P[i] = T.float32(1)
+    for i in range(1600):
+        C[i] = T.float32(1)
+    for i in range(512):
+        D[0] = D[0] + P[i]
+    for i in range(512):
+        P[i] = T.float32(2)
+
+
+@pytest.mark.parametrize(
+    ("func", "fetched", "written_back"),
+    [
+        # P is read back every round, and found by the next round's stores; all that is stored is written back every round.
+        (written_once_a_round, 32 + 8 * (32 + 100 + 1), 8 * (32 + 100 + 1)),
+        (written_twice, 32 + 100 + 1 + 32, 32 + 100 + 1 + 32),
+    ],
+)
+def test_a_line_is_written_back_for_each_stay_it_was_stored_to(func: tirx.PrimFunc, fetched: int, written_back: int) -> None:
+    assert lines_moved(func, 64) == pytest.approx(fetched + written_back)
+    assert lines_moved(func, 140) == pytest.approx(2 * (32 + 100 + 1))
 
 
 def test_data_dependent_rows_are_bounded_by_the_visits() -> None:
