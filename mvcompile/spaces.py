@@ -45,15 +45,19 @@ def _module(name: str) -> ModuleType:
 def default_candidate(module: tvm.IRModule, target: HostTarget) -> Candidate:
     """The schedule a task has before any search: the middle of its structured space, else the generic default.
 
-    A program that is not made of blocks (`scatter`, `sort`) stays as it is.
+    A program that is not made of blocks (`scatter`), or that TVM's primitives fail on, stays as it is.
     """
+    unscheduled = Candidate(traces.dump(Schedule(module).trace), DEFAULT_SPACE)
     if not _has_blocks(module):
-        return Candidate(traces.dump(Schedule(module).trace), DEFAULT_SPACE)
+        return unscheduled
     for space in STRUCTURED_SPACES:
         design = next(iter(_module(space).programs(Schedule(module), target)), None)
         if design is not None:
             return Candidate(traces.dump(_decided(design.trace, [len(choice) // 2 for choice in _choices(design.trace)])), space)
-    schedule = _module(DEFAULT_SPACE).schedule(Schedule(module), target)
+    try:
+        schedule = _module(DEFAULT_SPACE).schedule(Schedule(module), target)
+    except Exception:  # a failed check inside a primitive is no ScheduleError, and leaves the schedule in an unknown state
+        return unscheduled
     return Candidate(traces.dump(schedule.trace), DEFAULT_SPACE)
 
 

@@ -1,75 +1,254 @@
-"""The schedule of a task that no search has improved: producers inlined, outer loops in parallel, inner loops in vectors.
+"""The schedule of a task that no search has improved; works for any tensor program made of blocks.
 
-One candidate, no sampled decisions; works for any tensor program (a primitive that does not apply is left out).
+One candidate, no sampled decisions. Producers are inlined where that repeats little work. What is left are three kinds of loop
+nests, told apart by the axis along which they read contiguous memory:
+
+- maps (element-wise, data movement): vectors along the result's last axis; a transpose in square tiles.
+- column reductions (pooling, depthwise convolution, products of two activations): the axis is one of the result. A tile of rows
+  times vectors stays in registers while the reduction runs; the element-wise consumer follows in the same tile. Widths that
+  vectors do not divide run innermost as a whole, which LLVM vectorises.
+- row reductions (softmax, layer normalisation): the axis is reduced. As many partial results as a vector has lanes.
+
+A primitive that does not apply to a block is left out, and with it what would have followed on that block.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+from tvm.ir import Call
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
+from tvm_ffi import structural_walk
 
 from mvcompile.types import HostTarget
 
 PARALLEL_ELEMENTS = 1 << 15
 """Below this many elements a parallel launch (1 to 40 microseconds) costs more than it gains."""
-UNROLL_EXTENT = 16
+CHUNKS_PER_CORE = 4
+"""Iterations of a parallel loop for each core: enough for cores of unequal speed."""
+TRANSPOSE_TILE = 16
+MAX_TILE_ROWS = 8
+MAX_TILE_VECTORS = 8
+MAX_REPEATS = 16
+"""How often an element without function calls may be computed: a 3x3 window reads each nine times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a nest is cut for."""
+
+    lanes: int
+    registers: int
+    chunks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A block and its loops, as they are before anything is done to them. `contiguous` are the loops that some operand's last
+    index depends on."""
+
+    block: Any
+    spatial: list[Any]
+    reductions: list[Any]
+    contiguous: list[Any]
+    extents: dict[Any, int]
+
+    @property
+    def iterations(self) -> int:
+        return math.prod(self.extents.values())
+
+    @property
+    def shape(self) -> list[int]:
+        return [self.extents[loop] for loop in self.spatial]
 
 
 def schedule(sch: Schedule, target: HostTarget) -> Schedule:
     """Applies the default to `sch` in place and returns it."""
-    lanes = target.vector_bits // 32
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
+    machine = Machine(target.vector_bits // 32, target.vector_registers, CHUNKS_PER_CORE * target.num_cores)
+    for block in _blocks(sch):
         _try_inline(sch, block)
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
-        _schedule_block(sch, block, lanes)
+    for block in _blocks(sch):
+        nest = _nest(sch, block)
+        if nest is not None:
+            with suppress(ScheduleError):
+                _schedule_nest(sch, nest, machine)
     return sch
 
 
+def _blocks(sch: Schedule) -> list[Any]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _nest(sch: Schedule, block: Any) -> Nest | None:
+    """None for a block that is done already, or whose loops are not its axes."""
+    loops, axes = list(sch.get_loops(block)), list(sch.get(block).iter_vars)
+    if not loops or len(loops) != len(axes) or any(int(sch.get(loop).kind) != 0 for loop in loops):
+        return None
+    read = [_variables(region.region[-1].min) for region in sch.get(block).reads if len(region.region)]
+    return Nest(
+        block,
+        [loop for loop, axis in zip(loops, axes, strict=True) if not _is_reduction(axis)],
+        [loop for loop, axis in zip(loops, axes, strict=True) if _is_reduction(axis)],
+        [loop for loop, axis in zip(loops, axes, strict=True) if any(axis.var in each for each in read)],
+        {loop: int(sch.get(loop).extent) for loop in loops},
+    )
+
+
+def _variables(expression: Any) -> set[Any]:
+    found: set[Any] = set()
+    structural_walk(expression, (tirx.Var, found.add), order="post")
+    return found
+
+
+def _is_reduction(axis: Any) -> bool:
+    return int(axis.iter_type) == 2
+
+
 def _try_inline(sch: Schedule, block: Any) -> None:
-    """Inlines an element-wise or padding block into its only consumer; work shared by two consumers is not repeated."""
-    if len(sch.get_consumers(block)) != 1 or any(_is_reduction(each) for each in sch.get(block).iter_vars):
+    """Inlines an element-wise or data movement block into its only consumer, unless that would repeat much work.
+
+    A window reads an element several times: padding that is computed there is cheaper than a padded copy in memory. A function
+    such as `exp` is never computed twice, and nothing is for every row of a product.
+    """
+    consumers = sch.get_consumers(block)
+    if len(consumers) != 1:
         return
-    try:
+    nest, consumer = _nest(sch, block), _nest(sch, consumers[0])
+    if nest is None or consumer is None or nest.reductions:
+        return
+    if consumer.iterations > nest.iterations * (1 if _calls_functions(sch, block) else MAX_REPEATS):
+        return
+    with suppress(ScheduleError):
         sch.compute_inline(block)
-    except ScheduleError:
-        return
 
 
-def _is_reduction(iter_var: Any) -> bool:
-    return int(iter_var.iter_type) == 2
+def _calls_functions(sch: Schedule, block: Any) -> bool:
+    names: list[str] = []
+    structural_walk(sch.get(block).body, (Call, lambda call: names.append(str(getattr(call.op, "name", "")))), order="post")
+    return any(not name.endswith("if_then_else") for name in names)
 
 
-def _schedule_block(sch: Schedule, block: Any, lanes: int) -> None:
-    loops, kinds = sch.get_loops(block), sch.get(block).iter_vars
-    if not loops or len(loops) != len(kinds):
-        return
-    reductions = [loop for loop, kind in zip(loops, kinds, strict=True) if _is_reduction(kind)]
-    spatial = [loop for loop, kind in zip(loops, kinds, strict=True) if not _is_reduction(kind)]
-    if not spatial:
-        return
-    elements = math.prod(int(sch.get(loop).extent) for loop in loops)
-    *outer, inner = spatial
-    vector = None
-    if int(sch.get(inner).extent) % lanes == 0:
-        inner, vector = sch.split(inner, [None, lanes])
-    sch.reorder(*outer, inner, *reductions, *([vector] if vector is not None else []))
-    _run_in_parallel(sch, [*outer, inner], elements)
-    if vector is not None:
-        sch.vectorize(vector)
-    if reductions:
-        sch.decompose_reduction(block, reductions[0])
+def _schedule_nest(sch: Schedule, nest: Nest, machine: Machine) -> None:
+    if not nest.reductions:
+        _map(sch, nest, machine)
+    elif nest.spatial and nest.spatial[-1] in nest.contiguous:
+        _reduce_columns(sch, nest, machine)
+    else:
+        _reduce_rows(sch, nest, machine)
 
 
-def _run_in_parallel(sch: Schedule, loops: list[Any], elements: int) -> None:
-    if elements < PARALLEL_ELEMENTS:
+def _map(sch: Schedule, nest: Nest, machine: Machine) -> None:
+    *outer, inner = nest.spatial
+    across = [loop for loop in outer if loop in nest.contiguous]
+    if inner not in nest.contiguous and across:
+        _transpose(sch, nest, across[-1], machine)
         return
-    wide = next((loop for loop in loops if int(sch.get(loop).extent) > 1), None)
-    if wide is None:
+    if nest.extents[inner] % machine.lanes == 0:
+        inner, lane = sch.split(inner, [None, machine.lanes])
+        sch.vectorize(lane)
+        outer.append(inner)
+    _parallel(sch, outer, nest.iterations, machine)
+
+
+def _transpose(sch: Schedule, nest: Nest, across: Any, machine: Machine) -> None:
+    """Reads lines along `across`, writes lines along the last axis: in tiles, so that each line is used up while it is in L1."""
+    *outer, inner = nest.spatial
+    tiles = [sch.split(loop, [None, _divisor(nest.extents[loop], TRANSPOSE_TILE)]) for loop in (across, inner)]
+    (across_out, across_in), (inner_out, inner_in) = tiles
+    grid = [across_out if loop == across else loop for loop in outer] + [inner_out]
+    sch.reorder(*grid, across_in, inner_in)
+    _parallel(sch, grid, nest.iterations, machine)
+
+
+def _reduce_columns(sch: Schedule, nest: Nest, machine: Machine) -> None:
+    *outer, columns = nest.spatial
+    if nest.extents[columns] % machine.lanes:
+        sch.reorder(*outer, *nest.reductions, columns)
+        _parallel(sch, outer, nest.iterations, machine)
+        sch.decompose_reduction(nest.block, nest.reductions[0])
         return
-    try:
-        sch.parallel(wide)
-    except ScheduleError:
+    consumer = _consumer(sch, nest)
+    # With one operand (pooling) there is nothing to reuse: four accumulators hide the latency, and more do not pay.
+    accumulators = machine.registers // 4 if len(sch.get(nest.block).reads) == 1 else machine.registers
+    rows = nest.extents[outer[-1]] if outer else 1
+    height, vectors = _tile(rows, nest.extents[columns] // machine.lanes, accumulators, machine.registers)
+    columns, vector, lane = sch.split(columns, [None, vectors, machine.lanes])
+    grid, tile = [*outer, columns], [vector, lane]
+    if height > 1:
+        rows, row = sch.split(outer[-1], [None, height])
+        grid, tile = [*outer[:-1], rows, columns], [row, vector, lane]
+    sch.reorder(*grid, *nest.reductions, *tile)
+    grid = _parallel(sch, grid, nest.iterations, machine)
+    if consumer is not None:
+        sch.reverse_compute_at(consumer, grid[-1], preserve_unit_loops=True)
+        last = sch.get_loops(consumer)[-1]
+        sch.vectorize(sch.split(last, [None, machine.lanes])[1])
+    sch.vectorize(lane)
+    for loop in tile[:-1]:
+        sch.unroll(loop)
+    sch.decompose_reduction(nest.block, nest.reductions[0])
+
+
+def _consumer(sch: Schedule, nest: Nest) -> Any:
+    """The block that may follow in the same tile: the only consumer, element for element."""
+    consumers = sch.get_consumers(nest.block)
+    if len(consumers) != 1:
+        return None
+    consumer = _nest(sch, consumers[0])
+    return None if consumer is None or consumer.reductions or consumer.shape != nest.shape else consumers[0]
+
+
+def _tile(rows: int, vectors: int, accumulators: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of a tile: the most accumulators that leave registers for one row of operands and a broadcast."""
+    fitting = [
+        (height, count)
+        for count in range(1, MAX_TILE_VECTORS + 1)
+        for height in range(1, MAX_TILE_ROWS + 1)
+        if vectors % count == 0 and rows % height == 0
+        if height * count <= accumulators and height * count + count + 1 <= registers
+    ]
+    return max(fitting, key=lambda tile: (tile[0] * tile[1], -abs(tile[1] - 2)))
+
+
+def _reduce_rows(sch: Schedule, nest: Nest, machine: Machine) -> None:
+    last = nest.reductions[-1]
+    width = _divisor_of_lanes(nest.extents[last], machine.lanes)
+    if width == 1 or not nest.spatial:
+        if _parallel(sch, nest.spatial, nest.iterations, machine):
+            sch.decompose_reduction(nest.block, nest.reductions[0])
         return
+    _, lane = sch.split(last, [None, width])
+    partial = sch.rfactor(lane, len(nest.spatial))
+    row = sch.fuse(*sch.get_loops(nest.block)[:-1])
+    sch.compute_at(partial, row, preserve_unit_loops=True)
+    if nest.iterations >= PARALLEL_ELEMENTS:
+        sch.parallel(row)
+    lane, *reductions = sch.get_loops(partial)[-1 - len(nest.reductions) :]
+    sch.reorder(*reductions, lane)
+    sch.vectorize(lane)
+    sch.decompose_reduction(partial, reductions[0])
+
+
+def _divisor_of_lanes(extent: int, lanes: int) -> int:
+    return next((width for width in (2 * lanes, lanes) if extent % width == 0), 1)
+
+
+def _divisor(extent: int, most: int) -> int:
+    return next(size for size in range(most, 0, -1) if extent % size == 0)
+
+
+def _parallel(sch: Schedule, loops: Sequence[Any], iterations: int, machine: Machine) -> list[Any]:
+    """Joins outer loops until there is enough to share out, and runs them in parallel; returns the loops there are then."""
+    extents = [int(sch.get(loop).extent) for loop in loops]
+    if iterations < PARALLEL_ELEMENTS or math.prod(extents) == 1:
+        return list(loops)
+    count = next((n for n in range(1, len(loops) + 1) if math.prod(extents[:n]) >= machine.chunks), len(loops))
+    joined = sch.fuse(*loops[:count]) if count > 1 else loops[0]
+    sch.parallel(joined)
+    return [joined, *loops[count:]]
