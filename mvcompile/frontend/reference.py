@@ -36,8 +36,9 @@ def reference_outputs(
     options.log_severity_level = 4
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    content = model.SerializeToString() if isinstance(model, onnx.ModelProto) else os.fspath(model)
     try:
+        content, weights = _light(model) if isinstance(model, onnx.ModelProto) else (os.fspath(model), {})
+        options.add_external_initializers(list(weights), list(weights.values()))  # read in place: `weights` lives until the end
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         wanted = {info.name for info in session.get_inputs()}
         names = [info.name for info in session.get_outputs()]
@@ -46,6 +47,24 @@ def reference_outputs(
     except Exception as error:  # its exception classes have no public base
         raise ModelError(f"ONNX Runtime {onnxruntime.__version__} cannot run the model: {error}") from error
     return dict(zip(unique, values, strict=True))
+
+
+def _light(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
+    """The serialised model without its large weights, and those by name: they need not be copied, nor stay below 2 GiB."""
+    light = skeleton(model)
+    light.ir_version = max(light.ir_version, 4)  # up to 3, an initializer has to be an input as well
+    kept = {tensor.name for tensor in light.graph.initializer}
+    weights = {}
+    for tensor in model.graph.initializer:
+        if tensor.name not in kept:
+            placeholder = light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            placeholder.data_location = onnx.TensorProto.EXTERNAL
+            placeholder.external_data.add(key="location", value="in memory")
+            weights[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor))
+    inputs = [info for info in light.graph.input if info.name not in weights]
+    del light.graph.input[:]
+    light.graph.input.extend(inputs)
+    return light.SerializeToString(), weights
 
 
 def random_inputs(specs: Iterable[TensorSpec], seed: int, limits: Mapping[str, int] | None = None) -> dict[str, Array]:

@@ -27,6 +27,16 @@ def test_outputs_come_by_name_from_a_file_or_a_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found["a b"], [1, 0])
 
 
+@pytest.mark.parametrize(("ir_version", "is_input"), [(3, True), (8, True), (8, False)])
+def test_large_weights_are_read_in_place(ir_version: int, is_input: bool) -> None:
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    inputs: dict[str, Typed] = {"x": ("float32", [1, 64])} | ({"w": ("float32", [64, 64])} if is_input else {})
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    model = make_model([node], inputs, ["y"], {"w": weight}, ir_version=ir_version, opset=9)
+    x = np.ones((1, 64), np.float32)
+    np.testing.assert_allclose(reference_outputs(model, {"x": x})["y"], x @ weight, rtol=1e-5)
+
+
 def test_what_onnx_runtime_refuses_is_an_error_that_says_so() -> None:
     foreign = make_model([helper.make_node("Thing", ["x"], ["y"], domain="d")], {"x": LOGITS}, {"y": LOGITS}, domains={"d": 1})
     with pytest.raises(ModelError, match=r"ONNX Runtime .* cannot run the model"):

@@ -87,12 +87,7 @@ def test_a_simplification_that_fails_or_lies_is_not_used(slim: Any, reason: str,
     np.testing.assert_allclose(run(loaded, inputs)[0], run(load(convolution()), inputs)[0], rtol=1e-4, atol=1e-6)
 
 
-def test_what_cannot_be_checked_is_not_simplified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simplification, "LARGEST_CHECKED_BYTES", 100)
-    (warning,) = load(convolution()).warnings
-    assert "more than could be checked" in warning
-    monkeypatch.undo()
-
+def test_what_cannot_be_checked_is_not_simplified() -> None:
     foreign = make_model(
         [helper.make_node("Identity", ["x"], ["i"]), helper.make_node("Thing", ["i"], ["y"], domain="com.example")],
         {"x": ("float32", [2])},
@@ -101,6 +96,37 @@ def test_what_cannot_be_checked_is_not_simplified(monkeypatch: pytest.MonkeyPatc
     )
     (warning,) = load(foreign).warnings
     assert "ONNX Runtime" in warning
+
+
+def test_large_weights_that_cannot_be_folded_are_kept_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = {"table": (300, 256), "product": (256, 256), "moved": (256, 256), "small": (256, 2)}
+    weights = {name: np.random.default_rng(2).standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("MatMul", ["rows", "product"], ["a"]),
+        helper.make_node("Transpose", ["moved"], ["turned"]),
+        helper.make_node("MatMul", ["a", "turned"], ["b"]),
+        helper.make_node("MatMul", ["b", "small"], ["y"]),
+    ]
+    seen = []
+    slim = onnxslim.slim
+
+    def spying(model: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+        seen.append([list(tensor.dims) for tensor in model.graph.initializer])
+        return slim(model, **options)
+
+    monkeypatch.setattr(onnxslim, "slim", spying)
+    loaded = load(make_model(nodes, {"ids": ("int64", [3])}, ["y"], weights))
+    assert loaded.warnings == ()
+    assert seen[0] == [[256, 256], [256, 2]]
+    assert operators(loaded.proto) == ["Gather", "MatMul", "MatMul", "MatMul"]
+    assert sorted(list(tensor.dims) for tensor in loaded.proto.graph.initializer) == [
+        [256, 2],
+        [256, 256],
+        [256, 256],
+        [300, 256],
+    ]
+    assert len(loaded.proto.graph.input) == 1
 
 
 @pytest.mark.parametrize(
