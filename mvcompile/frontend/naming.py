@@ -108,7 +108,7 @@ class _Renamer:
 
 def _constant(node: onnx.NodeProto) -> NDArray[Any] | None:
     """The value of a Constant node of numbers, or None for any other node."""
-    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
+    if node.op_type != "Constant" or node.domain not in ("", "ai.onnx") or not node.attribute:
         return None
     attribute = node.attribute[0]
     value = onnx.helper.get_attribute_value(attribute)
