@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tvm
-from tvm import te, tirx
+from tvm import relax, te, tirx
 from tvm.s_tir.schedule import Schedule
 
 from mvcompile import traces
@@ -98,3 +99,18 @@ def marking_then_hanging(path: str) -> tvm.IRModule:
         return source[i] + tirx.call_extern("int32", "sleep", FOREVER_S + made).astype("float32")  # an argument comes first
 
     return module_of(source, te.compute((1,), value, name="result"))
+
+
+def small_network(channels: int = 16, extent: int = 14) -> tvm.IRModule:
+    """A Relax module: a convolution of 3x3 with seeded weights, a rectifier, and a maximum over all pixels."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((2 * channels, channels, 3, 3), dtype=np.float32) / np.float32(3 * channels**0.5)
+    image = relax.Var("image", relax.TensorType((1, channels, extent, extent), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [image]):
+        with builder.dataflow():
+            inner = builder.emit(relax.op.nn.conv2d(image, relax.const(weight), padding=1))
+            inner = builder.emit(relax.op.nn.relu(inner))
+            result = builder.emit_output(relax.op.max(inner, axis=[2, 3]))
+        builder.emit_func_output(result)
+    return builder.get()
