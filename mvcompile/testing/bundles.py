@@ -130,12 +130,13 @@ def put(path: str, value: object) -> Change:
 def reseal(data: bytes, change: Change) -> bytes:
     """The bundle `data` with its manifest (as JSON values) changed in place by `change`, and digests and lengths that fit again.
 
-    What a careful forger or a faulty writer would make: only the checks of the manifest itself can refuse it.
+    What a careful forger or a faulty writer would make: only the checks of the manifest itself can refuse it. Members stay where
+    they are, and where `change` says they are, as long as the manifest fits before the first one.
     """
     length = int.from_bytes(data[16:24], "little")
     plain = json.loads(data[HEADER_BYTES : HEADER_BYTES + length])
     change(plain)
-    return replace_manifest(data, json.dumps(plain).encode("utf-8", "surrogatepass"))
+    return replace_manifest(data, json.dumps(plain, separators=(",", ":")).encode("utf-8", "surrogatepass"))
 
 
 def replace_manifest(data: bytes, text: bytes) -> bytes:

@@ -15,6 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from mvcompile import CompileConfig, TuningConfig, cli, compile_model, zoo
+from mvcompile.frontend.onnx_import import load_model, to_relax
+from mvcompile.frontend.prepare import prepare
+from mvcompile.records import DiskStore
+from mvcompile.spaces import structured_candidates
+from mvcompile.target import detect_target
+from mvcompile.tasks import extract
+from mvcompile.types import Objectives, Record, Status, Verification
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,4 +103,23 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = helper.make_graph(nodes, "small", inputs, outputs, [weight])
     path = tmp_path_factory.mktemp("small") / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_variants(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small convolutional network with several variants of its convolutions, chosen by invented measurements: the same ones
+    on every machine, and no time spent on tuning."""
+    folder = tmp_path_factory.mktemp("variants")
+    target = detect_target()
+    prepared = prepare(to_relax(load_model(tiny_model)), target)
+    with DiskStore(folder / "work") as store:
+        for task in extract(prepared).tasks:
+            for number, candidate in enumerate(structured_candidates(task.module, target)[:4]):
+                objectives = Objectives(1e-9 * (1 + 0.1 * number), 0.0, 1e6 / (1 + number))
+                identity = (task.key, target.key, prepared.fingerprint, candidate.trace, candidate.space)
+                record = Record(*identity, Status.OK, objectives, 0.01, Verification(0.0, 0.0, 1e-3, 1e-5))
+                store.append([record, record])  # twice: a front whose members were compared is not measured again
+    path = folder / "tiny-variants.mvb"
+    compile_model(tiny_model, path, CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work")))
     return path
