@@ -17,7 +17,7 @@ from mvcompile.bundle.writer import Source, write_bundle
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.tasks import Program, Task
 from mvcompile.tuning.fronts import ParetoSet, objectives_of
-from mvcompile.types import HostTarget, OBJECTIVE_UNITS, TensorSpec, Verification, align
+from mvcompile.types import OBJECTIVE_UNITS, HostTarget, TensorSpec, Verification, align
 
 MODEL_RTOL = 1e-3
 MODEL_ATOL = 1e-5
@@ -101,9 +101,7 @@ def write(
 
 
 def _time_shares(program: Program, sets: Sequence[ParetoSet]) -> list[float]:
-    seconds = [
-        task.calls * objectives_of(pareto.kept[0]).latency_s for task, pareto in zip(program.tasks, sets, strict=True)
-    ]
+    seconds = [task.calls * objectives_of(pareto.kept[0]).latency_s for task, pareto in zip(program.tasks, sets, strict=True)]
     total = sum(seconds)
     return [each / total for each in seconds] if total else [0.0 for _ in seconds]
 
@@ -169,7 +167,7 @@ def _weights(planned: PlannedModel) -> Iterator[memoryview]:
     for offset, array in planned.weights:
         if offset > position:
             yield memoryview(bytes(offset - position))
-        yield memoryview(array.reshape(-1).view(np.uint8))
+        yield array.reshape(-1).view(np.uint8).data
         position = offset + array.nbytes
     if planned.weights_bytes > position:
         yield memoryview(bytes(planned.weights_bytes - position))

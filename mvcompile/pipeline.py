@@ -1,11 +1,10 @@
-"""The stages of a compilation in order: import, prepare, tune, select, build, verify, write. Resumable through the work directory."""
+"""The stages of a compilation in order: import, prepare, tune, select, build, verify, write. Resumable by its work directory."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,22 +13,23 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 import tvm
-from tvm import relax
 
 from mvcompile import assemble, runtime, spaces
 from mvcompile.build import Kernel, build_library, find_linker, make_plan
-from mvcompile.bundle.schema import Manifest
+from mvcompile.bundle.schema import MAGIC, Manifest
 from mvcompile.config import CompileConfig
-from mvcompile.errors import EnvironmentProblem, ModelError, UsageError, VerificationError
+from mvcompile.errors import EnvironmentProblem, UsageError, VerificationError
 from mvcompile.frontend.onnx_import import OnnxModel, load_model, to_relax
 from mvcompile.frontend.prepare import prepare
 from mvcompile.frontend.reference import integer_limits, random_inputs, reference_outputs
+from mvcompile.frontend.relax_module import interface, module_outputs
 from mvcompile.measure.pool import PoolMeasurer
-from mvcompile.measure.protocol import Subject
+from mvcompile.measure.protocol import Candidate, Subject
 from mvcompile.records import DiskStore
 from mvcompile.search.strategy import PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, Task, extract
+from mvcompile.tuning.clock import FileClock
 from mvcompile.tuning.fronts import ParetoSet, pareto_set
 from mvcompile.tuning.loop import Progress, Tuner, TuningTask
 from mvcompile.tuning.metaschedule import EvolutionStrategy, XgbCostModel
@@ -86,22 +86,18 @@ def compile_model(
 ) -> CompileResult:
     """Compiles the ONNX model at `path` into a bundle at `output`.
 
-    An interrupted call that is made again with the same work directory goes on where it stopped. Raises ModelError or UsageError for what is
-    wrong with the model or the options, EnvironmentProblem for what the host lacks, StoreError for an unusable work
+    An interrupted call that is made again with the same work directory goes on where it stopped. Raises ModelError or UsageError
+    for what is wrong with the model or the options, EnvironmentProblem for what the host lacks, StoreError for an unusable work
     directory, VerificationError when the result differs from ONNX Runtime (nothing is written then).
     """
     config, reporter = config or CompileConfig(), reporter or Silent()
-    _require_output(output, model=path)
+    bundle = _usable_output(output, config, model=path)
     reporter.stage("import")
     model = load_model(path, config.shapes)
     for warning in model.warnings:
         reporter.note(warning)
-    module = to_relax(model)
-
-    def expect() -> assemble.Expectation:
-        return _onnx_expectation(model)
-
-    return _compile(module, model.name, model.sha256, model.inputs, model.outputs, expect, Path(output), config, reporter)
+    source = _Source(to_relax(model), model.name, model.sha256, model.inputs, model.outputs, lambda: _onnx_expectation(model))
+    return _compile(source, bundle, config, reporter)
 
 
 def compile_module(
@@ -117,54 +113,49 @@ def compile_module(
     The reference is the same module, built with TVM's default pipeline. Raises like `compile_model`.
     """
     config, reporter = config or CompileConfig(), reporter or Silent()
-    _require_output(output)
-    inputs, outputs = _interface(module)
-    name = config.name or Path(output).stem
-
-    def expect() -> assemble.Expectation:
-        return _relax_expectation(module, inputs)
-
-    return _compile(module, name, None, inputs, outputs, expect, Path(output), config, reporter)
+    bundle = _usable_output(output, config)
+    inputs, outputs = interface(module)
+    source = _Source(module, Path(output).stem, None, inputs, outputs, lambda: _module_expectation(module, inputs))
+    return _compile(source, bundle, config, reporter)
 
 
-def _require_output(output: str | os.PathLike[str], model: str | os.PathLike[str] | None = None) -> None:
-    folder = Path(output).absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"the folder of {os.fspath(output)} does not exist: create {folder}, or name another output")
-    if Path(output).is_dir():
-        raise UsageError(f"{os.fspath(output)} is a folder; name a file, such as model.mvb")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"the folder {folder} cannot be written to; name another output")
-    if model is not None and os.path.exists(output) and os.path.exists(model) and os.path.samefile(output, model):
-        raise UsageError(f"{os.fspath(output)} is the model itself, which the bundle would replace; name another output")
+def _usable_output(output: str | os.PathLike[str], config: CompileConfig, model: str | os.PathLike[str] | None = None) -> Path:
+    """Where the bundle goes. Raises UsageError for what must not or cannot be written, before any work is done."""
+    path, real = Path(output), Path(os.path.realpath(output))
+    if not real.parent.is_dir():
+        raise UsageError(f"the folder of {path} does not exist: create {real.parent}, or name another output")
+    if real.is_dir():
+        raise UsageError(f"{path} is a folder; name a file, such as model.mvb")
+    if not os.access(real.parent, os.W_OK):
+        raise UsageError(f"the folder {real.parent} cannot be written to; name another output")
+    if model is not None and real.exists() and os.path.exists(model) and os.path.samefile(real, model):
+        raise UsageError(f"{path} is the model itself, which the bundle would replace; name another output")
+    if real.exists() and not _is_replaceable(real):
+        raise UsageError(f"{path} exists and is no bundle, so it is not overwritten; remove it, or name another output")
+    if os.path.realpath(_work_directory(path, config)) == str(real):
+        raise UsageError(f"the work directory and the output are both {path}; name another output or work directory")
+    return path
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether an existing file is a bundle, or empty."""
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) in (MAGIC, b"")
+    except OSError:
+        return False
+
+
+def _work_directory(output: Path, config: CompileConfig) -> Path:
+    return Path(config.work_dir) if config.work_dir else output.with_name(output.name + ".work")
 
 
 def _require_cost_model() -> None:
     """TVM imports its cost model's package in the middle of tuning; what is missing is said before any work is done."""
     if importlib.util.find_spec("xgboost") is None:
         raise EnvironmentProblem("tuning needs xgboost: pip install 'mvcompile[compile]', or compile with --budget 0")
-
-
-def _interface(module: tvm.IRModule) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    names = [variable.name_hint for variable in module.get_global_vars()]
-    if "main" not in names:
-        raise ModelError(f"the module has no function main (it has: {', '.join(names) or 'none'})")
-    main = module["main"]
-    result = main.ret_ty
-    kinds = list(result.fields) if isinstance(result, relax.TupleType) else [result]
-    try:
-        inputs = tuple(_spec(each.name_hint, each.ty) for each in main.params)
-        outputs = tuple(_spec(f"output_{index}", kind) for index, kind in enumerate(kinds))
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"main must take and return tensors of static shape: {error}") from error
-    return inputs, outputs
-
-
-def _spec(name: str, kind: relax.TensorType) -> TensorSpec:
-    dtype, shape = str(kind.dtype), tuple(int(extent) for extent in kind.shape)
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"{name} has dtype {dtype}; supported are {', '.join(DTYPE_BYTES)}")
-    return TensorSpec(name, dtype, shape)
 
 
 def _onnx_expectation(model: OnnxModel) -> assemble.Expectation:
@@ -177,63 +168,45 @@ def _onnx_expectation(model: OnnxModel) -> assemble.Expectation:
     )
 
 
-def _relax_expectation(module: tvm.IRModule, inputs: Sequence[TensorSpec]) -> assemble.Expectation:
+def _module_expectation(module: tvm.IRModule, inputs: Sequence[TensorSpec]) -> assemble.Expectation:
     values = random_inputs(inputs, SELFTEST_SEED)
-    machine = relax.VirtualMachine(tvm.compile(module, target=tvm.target.Target("llvm")), tvm.cpu())
-    result = machine["main"](*(tvm.runtime.tensor(values[spec.name]) for spec in inputs))
-    tensors = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    arrays = tuple(tensor.numpy() for tensor in tensors)
-    return assemble.Expectation(f"tvm {tvm.__version__}", tuple(values[spec.name] for spec in inputs), arrays)
+    outputs = module_outputs(module, values)
+    return assemble.Expectation(f"tvm {tvm.__version__}", tuple(values[spec.name] for spec in inputs), outputs)
 
 
-class _FileClock:
-    """Tuning seconds of one model, kept in the work directory."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Source:
+    """What is compiled, and how to get the outputs that are expected of it."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.spent_s = 0.0
-        with suppress(OSError, ValueError, KeyError, TypeError):  # an unreadable file only means that time is counted anew
-            self.spent_s = max(0.0, float(json.loads(path.read_text())["spent_s"]))
-
-    def add(self, seconds: float) -> None:
-        """See `Clock`."""
-        self.spent_s += seconds
-        partial = self._path.with_suffix(".tmp")
-        try:
-            partial.write_text(json.dumps({"spent_s": self.spent_s}))
-            os.replace(partial, self._path)
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot write {self._path}: {error.strerror}; free space and run again to resume") from error
+    module: tvm.IRModule
+    name: str
+    sha256: str | None
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    expect: Callable[[], assemble.Expectation]
 
 
-def _compile(
-    module: tvm.IRModule,
-    name: str,
-    sha256: str | None,
-    inputs: tuple[TensorSpec, ...],
-    outputs: tuple[TensorSpec, ...],
-    expect: object,
-    output: Path,
-    config: CompileConfig,
-    reporter: Reporter,
-) -> CompileResult:
+def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Reporter) -> CompileResult:
     find_linker()  # before any work is done
     if config.tuning.seconds > 0 and config.tuning.trials != 0:
         _require_cost_model()
     reporter.stage("prepare")
+    cores = sorted(os.sched_getaffinity(0))  # before TVM or ONNX Runtime run anything: they may change it
     target = detect_target()
-    prepared = prepare(module, target)
+    prepared = prepare(source.module, target)
     program = extract(prepared)
     planned = make_plan(program)
     weights_cold = program.weight_bytes + planned.plan.arena_bytes > target.llc_bytes
-    work = Path(config.work_dir) if config.work_dir else output.with_name(output.name + ".work")
-    identity = assemble.Identity(config.name or name, sha256, inputs, outputs, prepared.fingerprint, weights_cold)
-    with _open_work(work, reporter) as store, PoolMeasurer(target, work / "references" / prepared.fingerprint[:16]) as measurer:
-        clock = _FileClock(work / f"clock-{digest_json([sha256, prepared.fingerprint, config.tuning.seed])[:16]}.json")
+    identity = assemble.Identity(
+        config.name or source.name, source.sha256, source.inputs, source.outputs, prepared.fingerprint, weights_cold
+    )
+    expectation = source.expect()  # before the tuning: what the reference cannot run could not be verified
+    work = _work_directory(output, config)
+    references = work / "references" / prepared.fingerprint[:16]
+    with _open_work(work, reporter) as store, PoolMeasurer(target, references, cores=cores) as measurer:
+        clock = FileClock(work / f"clock-{_tuning_key(program, prepared.fingerprint, config)}.json")
         subjects = [_subject(task, weights_cold) for task in program.tasks]
-        tasks = [
-            _tuning_task(task, subject, target, config) for task, subject in zip(program.tasks, subjects, strict=True)
-        ]
+        tasks = [_tuning_task(task, subject, target, config) for task, subject in zip(program.tasks, subjects, strict=True)]
         tuner = Tuner(
             tasks,
             store,
@@ -249,17 +222,37 @@ def _compile(
         reporter.stage("build")
         built = _build(program, subjects, records, target, config, store, measurer, work)
         reporter.stage("verify")
-        expectation = expect()  # type: ignore[operator]
-        unverified = output.with_name(f".{output.name}.unverified")
-        try:
-            manifest = assemble.write(
-                unverified, identity, target, program, planned, built.sets, built.checks, expectation, built.library
-            )
-            error = _verify(unverified)
-            os.replace(unverified, output)
-        finally:
-            unverified.unlink(missing_ok=True)
+
+        def write(path: Path) -> Manifest:
+            return assemble.write(path, identity, target, program, planned, built.sets, built.checks, expectation, built.library)
+
+        manifest, error = _publish(output, work, write)
         return CompileResult(output, manifest, tuner.trials, clock.spent_s, error)
+
+
+def _publish(output: Path, work: Path, write: Callable[[Path], Manifest]) -> tuple[Manifest, float]:
+    """Writes a bundle under another name, runs it, and only if its results are right gives it its own name.
+
+    The other name is always the same for a work directory, which one compilation at a time uses: what a kill leaves is replaced.
+    """
+    target = Path(os.path.realpath(output))  # a link stays a link
+    unverified = target.with_name(f".mvcompile-{digest_json([os.path.realpath(work), target.name])[:16]}.unverified")
+    try:
+        manifest = write(unverified)
+        error = _verify(unverified)
+        os.replace(unverified, target)
+    except OSError as problem:
+        raise EnvironmentProblem(f"{output} cannot be written: {problem}; see to it and run again to resume") from problem
+    finally:
+        with suppress(OSError):
+            unverified.unlink()
+    return manifest, error
+
+
+def _tuning_key(program: Program, fingerprint: str, config: CompileConfig) -> str:
+    """Whose time a clock counts: the same tasks as often, prepared alike, searched from the same seed."""
+    tasks = sorted((task.key, task.calls) for task in program.tasks)
+    return digest_json([tasks, fingerprint, config.tuning.seed])[:16]
 
 
 def _open_work(work: Path, reporter: Reporter) -> DiskStore:
@@ -276,7 +269,7 @@ def _subject(task: Task, weights_cold: bool) -> Subject:
 def _tuning_task(task: Task, subject: Subject, target: HostTarget, config: CompileConfig) -> TuningTask:
     moved = sum(int(np.prod(each.shape)) * DTYPE_BYTES[each.dtype] for each in task.parameters)
 
-    def strategy() -> Strategy:  # type: ignore[type-arg]
+    def strategy() -> Strategy[Candidate]:
         seed = (config.tuning.seed * 1_000_003 + int(task.key[:6], 16)) % 2**30
         pool = spaces.structured_candidates(task.module, target)
         if pool:
@@ -284,7 +277,11 @@ def _tuning_task(task: Task, subject: Subject, target: HostTarget, config: Compi
         return EvolutionStrategy(task.module, tvm_target(target), seed=seed, batch=config.tuning.batch)
 
     default = spaces.default_candidate(task.module, target)
-    return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy)
+
+    def fallbacks() -> list[Candidate]:
+        return [candidate for candidate in spaces.fallback_candidates(task.module, target) if candidate != default]
+
+    return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy, fallbacks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,17 +294,16 @@ class _Built:
 def _build(
     program: Program,
     subjects: Sequence[Subject],
-    records: dict[str, tuple[Record, ...]] | object,
+    records: Mapping[str, tuple[Record, ...]],
     target: HostTarget,
     config: CompileConfig,
     store: DiskStore,
     measurer: PoolMeasurer,
     work: Path,
 ) -> _Built:
-    """Selects, links and checks variants; one that is wrong in the linked library is recorded as such and the rest is selected anew."""
-    library = work / "kernels.so"
-    known = {key: list(found) for key, found in records.items()}  # type: ignore[attr-defined]
-    for _ in range(REBUILDS):
+    """Selects, links and checks variants; what is wrong in the linked library is recorded as such, and the rest selected anew."""
+    known = {key: list(found) for key, found in records.items()}
+    for attempt in range(REBUILDS):
         sets = [pareto_set(known[task.key], config.tuning.variants) for task in program.tasks]
         _require_variants(program, sets)
         kernels = [
@@ -315,8 +311,13 @@ def _build(
             for task, pareto in zip(program.tasks, sets, strict=True)
             for number, record in enumerate(pareto.kept)
         ]
-        build_library(library, kernels, target)
-        checks, wrong = [], []
+        library = work / f"kernels-{attempt}.so"  # a new name each time: the checking process still holds the one before
+        try:
+            build_library(library, kernels, target)
+        except OSError as error:
+            raise EnvironmentProblem(f"the kernels cannot be linked: {error}; free disk space and run again to resume") from error
+        checks: list[list[Verification]] = []
+        wrong: list[Record] = []
         for task, subject, pareto in zip(program.tasks, subjects, sets, strict=True):
             symbols = [assemble.symbol(task, number) for number in range(len(pareto.kept))]
             outcomes = measurer.verify(subject, library, symbols)
@@ -359,7 +360,8 @@ def _verify(path: Path) -> float:
             if not result.passed:
                 bad = next(check for check in result.outputs if not check.passed)
                 raise VerificationError(
-                    f"output {bad.name!r} differs from {result.reference} in {bad.errors} of {bad.elements} elements (largest error "
-                    f"{bad.max_abs_error:.3g}, tolerance {result.atol:g} + {result.rtol:g} |reference|); no bundle was written"
+                    f"output {bad.name!r} differs from {result.reference} in {bad.errors} of {bad.elements} elements (largest "
+                    f"error {bad.max_abs_error:.3g}, tolerance {result.atol:g} + {result.rtol:g} |reference|); "
+                    "no bundle was written"
                 )
     return worst

@@ -43,22 +43,27 @@ def _module(name: str) -> ModuleType:
 
 
 def default_candidate(module: tvm.IRModule, target: HostTarget) -> Candidate:
-    """The schedule a task has before any search: the middle of its structured space, else the generic default.
-
-    A program that is not made of blocks (`scatter`), or that TVM's primitives fail on, stays as it is.
-    """
-    unscheduled = Candidate(traces.dump(Schedule(module).trace), DEFAULT_SPACE)
-    if not _has_blocks(module):
-        return unscheduled
-    for space in STRUCTURED_SPACES:
+    """The schedule a task has before any search: the middle of its structured space, else the first fallback."""
+    for space in STRUCTURED_SPACES if _has_blocks(module) else ():
         design = next(iter(_module(space).programs(Schedule(module), target)), None)
         if design is not None:
             return Candidate(traces.dump(_decided(design.trace, [len(choice) // 2 for choice in _choices(design.trace)])), space)
+    return fallback_candidates(module, target)[0]
+
+
+def fallback_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candidate]:
+    """What a task can do with in place of its default, best first: the generic default, and the program as it is.
+
+    A program that is not made of blocks (`scatter`), or that TVM's primitives fail on, has only the latter.
+    """
+    unscheduled = Candidate(traces.dump(Schedule(module).trace), DEFAULT_SPACE)
+    if not _has_blocks(module):
+        return [unscheduled]
     try:
         schedule = _module(DEFAULT_SPACE).schedule(Schedule(module), target)
     except Exception:  # a failed check inside a primitive is no ScheduleError, and leaves the schedule in an unknown state
-        return unscheduled
-    return Candidate(traces.dump(schedule.trace), DEFAULT_SPACE)
+        return [unscheduled]
+    return [Candidate(traces.dump(schedule.trace), DEFAULT_SPACE), unscheduled]
 
 
 def structured_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candidate]:
