@@ -113,7 +113,8 @@ def _constant(node: onnx.NodeProto) -> NDArray[Any] | None:
     attribute = node.attribute[0]
     value = onnx.helper.get_attribute_value(attribute)
     if attribute.name == "value":
-        return onnx.numpy_helper.to_array(value)
+        array: NDArray[Any] = onnx.numpy_helper.to_array(value)
+        return array
     dtype = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}.get(
         attribute.name
     )

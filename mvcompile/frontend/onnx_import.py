@@ -208,6 +208,9 @@ class _Importer(ONNXGraphImporter):
                 self._refuse(node, opset, f"TVM's importer fails: {_first_line(error)}")
             self.missing.update(node.output)
             return self._placeholder(node)
+        if self.missing.intersection(node.input):
+            self.missing.update(node.output)
+            return result
         self._compare_types(node, opset, result)
         return self._placeholder(node) if node.name in self.problems else result
 
@@ -221,7 +224,8 @@ class _Importer(ONNXGraphImporter):
             info = self.types.get(name)
             shape = shapes.static_shape(info) if info is not None else None
             dtype = shapes.dtype_name(info.type.tensor_type.elem_type) if info is not None else "float32"
-            fields.append(relax.Var(f"{name}_missing", relax.TensorType(shape, dtype)))
+            extents = None if shape is None else relax.ShapeExpr(list(shape))  # an empty tuple would mean an unknown shape
+            fields.append(relax.Var(f"{name}_missing", relax.TensorType(extents, dtype)))
         return fields[0] if len(fields) == 1 else relax.Tuple(fields)
 
     def _compare_types(self, node: onnx.NodeProto, opset: int, result: Any) -> None:

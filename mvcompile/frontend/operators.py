@@ -139,7 +139,8 @@ class _Facts:
         self.unknown = {name for node in graph.node for name in node.output if name and name not in self.shapes}
 
     def dtype(self, name: str) -> np.dtype[Any]:
-        return onnx.helper.tensor_dtype_to_np_dtype(self.types[name])
+        dtype: np.dtype[Any] = onnx.helper.tensor_dtype_to_np_dtype(self.types[name])
+        return dtype
 
     def constant(self, node: onnx.NodeProto, position: int) -> NDArray[Any] | None:
         """The value of an input, or None if it has none or is computed."""
