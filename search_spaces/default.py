@@ -50,8 +50,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A block and its loops, as they are before anything is done to them. `contiguous` are the loops that some operand's last
-    index depends on."""
+    """A block and its loops, as they are before anything is done to them. `contiguous` are the loops that the last index of some
+    operand depends on; in a reduction, of an operand that is reduced."""
 
     block: Any
     spatial: list[Any]
@@ -90,14 +90,22 @@ def _nest(sch: Schedule, block: Any) -> Nest | None:
     loops, axes = list(sch.get_loops(block)), list(sch.get(block).iter_vars)
     if not loops or len(loops) != len(axes) or any(int(sch.get(loop).kind) != 0 for loop in loops):
         return None
-    read = [_variables(region.region[-1].min) for region in sch.get(block).reads if len(region.region)]
-    return Nest(
-        block,
-        [loop for loop, axis in zip(loops, axes, strict=True) if not _is_reduction(axis)],
-        [loop for loop, axis in zip(loops, axes, strict=True) if _is_reduction(axis)],
-        [loop for loop, axis in zip(loops, axes, strict=True) if any(axis.var in each for each in read)],
-        {loop: int(sch.get(loop).extent) for loop in loops},
-    )
+    spatial = [loop for loop, axis in zip(loops, axes, strict=True) if not _is_reduction(axis)]
+    reductions = [loop for loop, axis in zip(loops, axes, strict=True) if _is_reduction(axis)]
+    last = _last_indices(sch.get(block))
+    contiguous = [loop for loop, axis in zip(loops, axes, strict=True) if axis.var in last]
+    return Nest(block, spatial, reductions, contiguous, {loop: int(sch.get(loop).extent) for loop in loops})
+
+
+def _last_indices(block: Any) -> set[Any]:
+    """The variables in the last index of the operands: all of a map's, those that a reduction runs over."""
+    reduced = {axis.var for axis in block.iter_vars if _is_reduction(axis)}
+    found: set[Any] = set()
+    for operand in block.reads:
+        indices = [_variables(each.min) for each in operand.region]
+        if indices and (not reduced or any(reduced & each for each in indices)):
+            found |= indices[-1]
+    return found
 
 
 def _variables(expression: Any) -> set[Any]:
@@ -157,18 +165,30 @@ def _map(sch: Schedule, nest: Nest, machine: Machine) -> None:
 
 
 def _transpose(sch: Schedule, nest: Nest, across: Any, machine: Machine) -> None:
-    """Reads lines along `across`, writes lines along the last axis: in tiles, so that each line is used up while it is in L1."""
+    """Reads lines along `across`, writes lines along the last axis: in tiles, so that each line is used up while it is in L1.
+
+    Vectors are gathered and stored, or, where they do not divide the last axis, loaded and scattered.
+    """
     *outer, inner = nest.spatial
-    tiles = [sch.split(loop, [None, _divisor(nest.extents[loop], TRANSPOSE_TILE)]) for loop in (across, inner)]
-    (across_out, across_in), (inner_out, inner_in) = tiles
+    sizes = [_divisor(nest.extents[loop], TRANSPOSE_TILE) for loop in (across, inner)]
+    across_out, across_in = sch.split(across, [None, sizes[0]])
+    inner_out, inner_in = sch.split(inner, [None, sizes[1]])
     grid = [across_out if loop == across else loop for loop in outer] + [inner_out]
-    sch.reorder(*grid, across_in, inner_in)
+    scatter = sizes[1] % machine.lanes != 0 and sizes[0] % machine.lanes == 0
+    tile = [inner_in, across_in] if scatter else [across_in, inner_in]
+    sch.reorder(*grid, *tile)
     _parallel(sch, grid, nest.iterations, machine)
+    if int(sch.get(tile[-1]).extent) % machine.lanes == 0:
+        sch.vectorize(tile[-1])
 
 
 def _reduce_columns(sch: Schedule, nest: Nest, machine: Machine) -> None:
     *outer, columns = nest.spatial
-    if nest.extents[columns] % machine.lanes:
+    width = _group(sch, nest)
+    if width < nest.extents[columns]:
+        group, columns = sch.split(columns, [None, width])
+        outer = [group, *outer]
+    if width % machine.lanes:
         sch.reorder(*outer, *nest.reductions, columns)
         _parallel(sch, outer, nest.iterations, machine)
         sch.decompose_reduction(nest.block, nest.reductions[0])
@@ -176,13 +196,13 @@ def _reduce_columns(sch: Schedule, nest: Nest, machine: Machine) -> None:
     consumer = _consumer(sch, nest)
     # With one operand (pooling) there is nothing to reuse: four accumulators hide the latency, and more do not pay.
     accumulators = machine.registers // 4 if len(sch.get(nest.block).reads) == 1 else machine.registers
-    rows = nest.extents[outer[-1]] if outer else 1
-    height, vectors = _tile(rows, nest.extents[columns] // machine.lanes, accumulators, machine.registers)
+    rows = int(sch.get(outer[-1]).extent) if outer else 1
+    height, vectors = _tile(rows, width // machine.lanes, accumulators, machine.registers)
     columns, vector, lane = sch.split(columns, [None, vectors, machine.lanes])
     grid, tile = [*outer, columns], [vector, lane]
     if height > 1:
-        rows, row = sch.split(outer[-1], [None, height])
-        grid, tile = [*outer[:-1], rows, columns], [row, vector, lane]
+        upper, row = sch.split(outer[-1], [None, height])
+        grid, tile = [*outer[:-1], upper, columns], [row, vector, lane]
     sch.reorder(*grid, *nest.reductions, *tile)
     grid = _parallel(sch, grid, nest.iterations, machine)
     if consumer is not None:
@@ -193,6 +213,23 @@ def _reduce_columns(sch: Schedule, nest: Nest, machine: Machine) -> None:
     for loop in tile[:-1]:
         sch.unroll(loop)
     sch.decompose_reduction(nest.block, nest.reductions[0])
+
+
+def _group(sch: Schedule, nest: Nest) -> int:
+    """Columns that read the same channels: all of them, or those of one group of a grouped convolution.
+
+    A vector across two groups would have to gather its operands.
+    """
+    block, extent = sch.get(nest.block), nest.extents[nest.spatial[-1]]
+    column = [axis.var for axis in block.iter_vars if not _is_reduction(axis)][-1]
+    widths = [extent]
+
+    def visit(division: Any) -> None:
+        if division.a.same_as(column) and isinstance(division.b, tirx.IntImm):
+            widths.append(int(division.b))
+
+    structural_walk(block.body, (tirx.FloorDiv, visit), order="post")
+    return min(width for width in widths if extent % width == 0)
 
 
 def _consumer(sch: Schedule, nest: Nest) -> Any:
@@ -229,10 +266,10 @@ def _reduce_rows(sch: Schedule, nest: Nest, machine: Machine) -> None:
     sch.compute_at(partial, row, preserve_unit_loops=True)
     if nest.iterations >= PARALLEL_ELEMENTS:
         sch.parallel(row)
-    lane, *reductions = sch.get_loops(partial)[-1 - len(nest.reductions) :]
-    sch.reorder(*reductions, lane)
+    lane, *others = sch.get_loops(partial)[1:]  # the new axis is the first one
+    sch.reorder(*others, lane)
     sch.vectorize(lane)
-    sch.decompose_reduction(partial, reductions[0])
+    sch.decompose_reduction(partial, others[-len(nest.reductions)])
 
 
 def _divisor_of_lanes(extent: int, lanes: int) -> int:
