@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
@@ -21,7 +21,7 @@ from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Library, ensure_tvm_runtime
 from mvcompile.runtime.program import Program, load_program
 from mvcompile.runtime.selection import Choice, LayerTable
-from mvcompile.runtime.worker import Worker, WorkerStoppedError
+from mvcompile.runtime.worker import CallingThread, OwnThread, WorkerStoppedError
 from mvcompile.types import Objectives, TensorSpec, Verification
 
 _CORES = CoreRegistry()
@@ -71,17 +71,25 @@ def load(
             program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS))
         except BundleError as error:
             raise _named(bundle, error) from error
-        worker = Worker(lease.cores, f"mvcompile {bundle.manifest.model.name}")
+        worker = _worker(lease.cores, f"mvcompile {bundle.manifest.model.name}")
         undo.pop_all()
     return Session(bundle, program, worker, lease)
+
+
+Worker: TypeAlias = CallingThread | OwnThread
+
+
+def _worker(cores: Sequence[int], name: str) -> Worker:
+    return CallingThread(cores[0]) if len(cores) == 1 else OwnThread(cores, name)
 
 
 class Session:
     """A bundle that is ready to run; made by `load`. All methods may be called from any thread; runs take turns.
 
-    A session has a thread of its own, pinned to its cores; the threads that call it keep their affinity. Use it as a context
-    manager or call `close`, which gives its cores and memory back, as the garbage collector does. In a forked child a session
-    cannot be used: every method raises UsageError there.
+    A session of one core runs in the thread that calls it, which is pinned to that core for as long as the run takes; one of
+    several cores has a thread of its own and a pool, pinned to its cores. Use it as a context manager or call `close`, which
+    gives its cores and memory back, as the garbage collector does. In a forked child a session cannot be used: every method
+    raises UsageError there.
     """
 
     def __init__(self, bundle: Bundle, program: Program, worker: Worker, lease: Lease) -> None:

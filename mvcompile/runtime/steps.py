@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -17,6 +16,8 @@ Arguments = Sequence[Sequence[Any]]
 """Per step, per parameter: a tensor."""
 
 _TENSOR = 70  # kTVMFFITensor of tvm-ffi's c_api.h
+_NANOSECONDS = np.array((10**9, 1), np.int64)
+"""Of the seconds and the rest in a `timespec`."""
 _FUNCTION, _ARGUMENTS, _COUNT = range(3)  # the words of a step
 
 
@@ -122,8 +123,9 @@ class NativeSteps:
 
     def run_timed(self) -> list[float]:
         self._run(self._times_address)
-        stamps_ns = [10**9 * seconds + nanoseconds for seconds, nanoseconds in self._times.tolist()]
-        return [1e-9 * (after - before) for before, after in itertools.pairwise(stamps_ns)]
+        stamps_ns = self._times @ _NANOSECONDS
+        seconds: list[float] = (np.diff(stamps_ns) * 1e-9).tolist()
+        return seconds
 
     def _run(self, times: ctypes.c_void_p | None) -> None:
         stopped = self._driver(self._steps_address, 0, len(self._steps), times)

@@ -105,9 +105,9 @@ def test_close_waits_for_the_run_under_way(bundle: Path, monkeypatch: pytest.Mon
     assert len(found) == 1
 
 
-def test_a_dropped_session_ends_its_thread(bundle: Path) -> None:
+def test_a_dropped_session_ends_its_thread(bundle: Path, two_cores: list[int]) -> None:
     before = threads()
-    session: Session | None = load(bundle)
+    session: Session | None = load(bundle, cores=two_cores)
     assert threads() - before
     session = None
     assert session is None
@@ -170,3 +170,17 @@ started.wait(30)
 
 def test_a_process_that_never_closes_its_session_ends_cleanly(bundle: Path, python: Callable[..., str]) -> None:
     assert python(EXIT, bundle) == ""
+
+
+def test_a_session_of_one_core_runs_in_the_calling_thread_and_gives_its_affinity_back(
+    bundle: Path, two_cores: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, allowed = threads(), os.sched_getaffinity(0)
+    seen = []
+    with load(bundle, cores=two_cores[1:]) as session:
+        assert threads() == before
+        run = session._program.run
+        monkeypatch.setattr(session._program, "run", lambda inputs: (seen.append(os.sched_getaffinity(0)), run(inputs))[1])
+        session.run(tiny_inputs())
+    assert seen == [set(two_cores[1:])]
+    assert os.sched_getaffinity(0) == allowed
