@@ -181,6 +181,6 @@ def test_a_session_of_one_core_runs_in_the_calling_thread_and_gives_its_affinity
         assert threads() == before
         run = session._program.run
         monkeypatch.setattr(session._program, "run", lambda inputs: (seen.append(os.sched_getaffinity(0)), run(inputs))[1])
-        session.run(tiny_inputs())
+        session.run(tiny_inputs(0))
     assert seen == [set(two_cores[1:])]
     assert os.sched_getaffinity(0) == allowed
