@@ -1,22 +1,22 @@
 """Dense convolutions and matmuls on packed weight panels: a register tile of MR output rows times NR output columns.
 
-One program per (dataflow, loop order, NR, tile rows), with MR sampled. The whole reduction runs inside the tile, whose
-accumulators stay in vector registers. `rows` are output pixels (convolution) or rows of the left operand (matmul); `columns`
-output channels.
+One program per (dataflow, loop order, NR, tile rows), with MR sampled. `rows` are output pixels (convolution) or rows of the left
+operand (matmul); `columns` output channels.
 
 Dataflows
-- `flat`: the pixels of a 1x1 stride-1 convolution, or the rows of a matmul, as one axis: tiles run across image rows.
-- `window`: a tile of TY x TX neighbouring pixels read in place from the padded input.
-- `im2col`: the input window of every pixel is gathered first, then the product is a matmul over one pixel axis: no short rows, at
-  the price of a workspace KH*KW times the input.
+- one axis: all rows as one axis, so that tiles run across image rows. The input window of every pixel is gathered to one row first
+  (im2col: a workspace KH*KW times the input), which a 1x1 stride-1 convolution and a matmul do not need.
+- window: a tile of TY x TX neighbouring pixels read in place from the padded input.
 
 Orders
-- `weights`: a weight panel stays in cache while all pixels pass it (columns outermost): the weights are read once.
+- `weights`: a weight panel stays in cache while all rows pass it (columns outermost): the weights are read once.
 - `rows`: a tile's input stays in L1 while all panels pass it (rows outermost): the input is read once, the panels once a tile.
+- blocked: like `weights`, for panels larger than L1: one block of the reduction after the other, the partial sums of all rows
+  waiting in memory. In the other orders the whole reduction runs inside the tile, whose accumulators stay in registers.
 
 Widths that MR does not divide get a main part and a remainder tile: the loop over tiles is partitioned when it is lowered.
-Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile; TTile (Tollenaere et al., TACO 2022) for
-structured space plus sampling.
+Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile and its blocking; TTile (Tollenaere et al., TACO 2022)
+for structured space plus sampling.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Shape:
     reduction: int
     panel: int
     pointwise: bool
-    convolution: bool
+    channels: int
 
     @property
     def rows(self) -> int:
@@ -70,14 +70,27 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
         lanes = min(widest, columns)  # a panel narrower than a register has vectors of its own width
         vectors = columns // lanes
         budget = _row_budget(vectors, target.vector_registers)
+        tiles = _row_tiles(shape.rows, budget, vectors)
         if shape.pointwise or shape.rows == 1:
-            yield _flat(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, vectors))
+            yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
             continue
         for tile_y in _window_heights(shape, budget):
             widths = _row_tiles(shape.width, budget // tile_y, tile_y * vectors)
             yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.width < 64:  # wide images tile well in place, and their gathered input would leave the cache
-            yield _im2col(sch.copy(), tag, shape, order, columns, lanes, _row_tiles(shape.rows, budget, vectors))
+            yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
+    if shape.rows > 1 and (shape.pointwise or shape.width < 64):
+        yield from _blocked_programs(sch, tag, shape, target)
+
+
+def _blocked_programs(sch: Schedule, tag: str, shape: Shape, target: HostTarget) -> Iterator[Schedule]:
+    """Designs that cut a long reduction, for panels that would leave the first-level cache between two tiles."""
+    lanes = min(target.vector_bits // 32, shape.panel)
+    vectors = shape.panel // lanes
+    blocks = _reduction_blocks(shape, target.l1d_bytes)
+    if blocks:
+        tiles = _row_tiles(shape.rows, _row_budget(vectors, target.vector_registers), vectors)
+        yield _blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
 
 
 def _tag(sch: Schedule) -> str | None:
@@ -107,11 +120,11 @@ def _shape(sch: Schedule, tag: str) -> Shape:
     extents, panel = _extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
     if tag == "packed_matmul":
         *rows, columns, reduction = extents
-        return Shape(1, math.prod(rows), columns, reduction, panel, pointwise=True, convolution=False)
+        return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction)
     batch, height, width, columns, kernel_h, kernel_w, channels = extents
     source = [int(extent) for extent in sch.get(block).reads[0].source.shape]
     pointwise = kernel_h == kernel_w == 1 and source[1:3] == [height, width]
-    return Shape(batch * height, width, columns, kernel_h * kernel_w * channels, panel, pointwise, convolution=True)
+    return Shape(batch * height, width, columns, kernel_h * kernel_w * channels, panel, pointwise, channels)
 
 
 def _column_tiles(shape: Shape, lanes: int) -> list[int]:
@@ -133,6 +146,16 @@ def _row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
         return sorted({extent, -(-extent // 2)}) if extent > 4 else [extent]
     least = max(1, min(budget, -(-6 // vectors)))
     return list(range(least, budget + 1))
+
+
+def _reduction_blocks(shape: Shape, l1_bytes: int) -> list[int]:
+    """Lengths that divide the input channels, so that a block of the panel takes at most half the first-level cache; none when
+    the whole panel does."""
+    row_bytes = 4 * shape.panel
+    if shape.reduction * row_bytes <= l1_bytes:
+        return []
+    most = l1_bytes // 2 // row_bytes
+    return [size for size in (64, 128, 256, 512) if size <= most and shape.channels % size == 0 and size < shape.reduction][-2:]
 
 
 def _window_heights(shape: Shape, budget: int) -> list[int]:
@@ -179,16 +202,60 @@ def _sample(sch: Schedule, candidates: list[int]) -> Any:
     return sch.sample_categorical(candidates, [1.0 / len(candidates)] * len(candidates))
 
 
-def _flat(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
-    _before, main, last = _consumer(sch, tag)
+def _gather(sch: Schedule, main: Any, before: list[Any], pointwise: bool) -> Any:
+    """Copies the input window of every pixel to one row; None for an operator that reads one input pixel for each of its own."""
+    if pointwise:
+        return None
+    gathered = sch.reindex(main, ("read", 0))
+    for block in before:
+        sch.compute_inline(block)
+    return gathered
+
+
+def _one_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+    before, main, last = _consumer(sch, tag)
+    gathered = _gather(sch, main, before, shape.pointwise)
     _flatten_rows(sch, main, last)
     rows, cols = sch.get_loops(last)
     outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
     outer_c, inner_c = sch.split(cols, [None, columns])
     grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
     sch.reorder(*grid, inner_r, inner_c)
-    _micro_kernel(sch, main, last, grid, 2, lanes)
+    _micro_kernel(sch, main, last, grid, lanes)
+    if gathered is not None:
+        _copy(sch, gathered, lanes)
     return sch
+
+
+def _blocked(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int]) -> Schedule:
+    """Per panel: for every block of the reduction, all tiles of rows, whose partial sums wait in memory meanwhile."""
+    before, main, last = _consumer(sch, tag)
+    gathered = _gather(sch, main, before, shape.pointwise)
+    _flatten_rows(sch, main, last)
+    rows, cols = sch.get_loops(last)
+    panel, inner_c = sch.split(cols, [None, shape.panel])
+    sch.reorder(panel, rows, inner_c)
+    sch.compute_at(main, panel, preserve_unit_loops=True)
+    rows, cols, *reduction = sch.get_loops(main)[1:]
+    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
+    outer_k, inner_k = sch.split(reduction[-1], [None, _sample(sch, blocks)])
+    sch.reorder(*reduction[:-1], outer_k, outer_r, inner_k, inner_r, cols)
+    sch.parallel(panel)
+    _straight_line(sch, [inner_r, cols], lanes)
+    start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
+    for block in (start, last):
+        _vectors_only(sch, sch.get_loops(block)[1:], lanes)
+    if gathered is not None:
+        _copy(sch, gathered, lanes)
+    return sch
+
+
+def _vectors_only(sch: Schedule, loops: list[Any], lanes: int) -> None:
+    """Vector code for a copy that is too long to be unrolled."""
+    if int(sch.get(loops[-1]).extent) != lanes:
+        sch.vectorize(sch.split(loops[-1], [None, lanes])[1])
+    elif int(sch.get(loops[-1]).kind) == 0:
+        sch.vectorize(loops[-1])
 
 
 def _window(sch: Schedule, tag: str, order: str, tile_y: int, columns: int, lanes: int, widths: list[int]) -> Schedule:
@@ -200,29 +267,13 @@ def _window(sch: Schedule, tag: str, order: str, tile_y: int, columns: int, lane
     grid = [batch, outer_c, outer_y, outer_x] if order == "weights" else [batch, outer_y, outer_x, outer_c]
     sch.reorder(*grid, inner_y, inner_x, inner_c)
     grid = [sch.fuse(*grid[:2]), *grid[2:]]
-    _micro_kernel(sch, main, last, grid, 3, lanes)
+    _micro_kernel(sch, main, last, grid, lanes)
     for block in before:
         _copy(sch, block, lanes)
     return sch
 
 
-def _im2col(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
-    before, main, last = _consumer(sch, tag)
-    gathered = sch.reindex(main, ("read", 0))
-    for block in before:
-        sch.compute_inline(block)
-    _flatten_rows(sch, main, last)
-    rows, cols = sch.get_loops(last)
-    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
-    outer_c, inner_c = sch.split(cols, [None, columns])
-    grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
-    sch.reorder(*grid, inner_r, inner_c)
-    _micro_kernel(sch, main, last, grid, 2, lanes)
-    _copy(sch, gathered, lanes)
-    return sch
-
-
-def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], tile_axes: int, lanes: int) -> None:
+def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], lanes: int) -> None:
     """Puts the operator into the innermost grid loop and writes the tile as straight-line vector code."""
     depth = len(grid)
     reductions = len(sch.get(main).iter_vars) - len(sch.get(last).iter_vars)
