@@ -4,8 +4,8 @@ One program per (dataflow, loop order, NR, tile rows), with MR sampled. `rows` a
 operand (matmul); `columns` output channels.
 
 Dataflows
-- one axis: all rows as one axis, so that tiles run across image rows. The input window of every pixel is gathered to one row first
-  (im2col: a workspace KH*KW times the input), which a 1x1 stride-1 convolution and a matmul do not need.
+- one axis: all rows as one axis, so that tiles run across image rows. The input window of every pixel is gathered to one row
+  first (im2col: a workspace KH*KW times the input), which a 1x1 stride-1 convolution and a matmul do not need.
 - window: a tile of TY x TX neighbouring pixels read in place from the padded input.
 
 Orders
