@@ -197,9 +197,8 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
     program = extract(prepared)
     planned = make_plan(program)
     weights_cold = program.weight_bytes + planned.plan.arena_bytes > target.llc_bytes
-    identity = assemble.Identity(
-        config.name or source.name, source.sha256, source.inputs, source.outputs, prepared.fingerprint, weights_cold
-    )
+    name = (config.name or source.name).encode(errors="replace").decode()  # a file's name need not be whole characters
+    identity = assemble.Identity(name, source.sha256, source.inputs, source.outputs, prepared.fingerprint, weights_cold)
     expectation = source.expect()  # before the tuning: what the reference cannot run could not be verified
     work = _work_directory(output, config)
     references = work / "references" / prepared.fingerprint[:16]
@@ -348,12 +347,11 @@ def _rejected(record: Record, status: Status, message: str) -> Record:
 
 
 def _verify(path: Path) -> float:
-    """Runs the finished bundle as a user would, with its fastest and with its last variants, against the reference."""
+    """Runs the finished bundle as a user would against the reference, until every variant has run; the largest absolute error."""
     worst = 0.0
     with runtime.load(path, share_cores=True) as session:
-        last = {layer: len(variants) - 1 for layer, variants in session.variants.items()}
-        for selection in (0, last):
-            session.select_all(selection)
+        for variant in range(max(map(len, session.variants.values()), default=1)):
+            session.select_all(variant)  # of layers with fewer variants, the last one
             result = runtime.selftest(session)
             for check in result.outputs:
                 worst = max(worst, check.max_abs_error)

@@ -114,3 +114,14 @@ def small_network(channels: int = 16, extent: int = 14) -> tvm.IRModule:
             result = builder.emit_output(relax.op.max(inner, axis=[2, 3]))
         builder.emit_func_output(result)
     return builder.get()
+
+
+def zeros_of(module: tvm.IRModule, outputs: int = 1) -> tvm.IRModule:
+    """A program with the parameters of `module["main"]` that writes zeros: what a wrong kernel may look like."""
+    kinds = [(tuple(int(extent) for extent in each.shape), str(each.dtype)) for each in module["main"].params]
+
+    def zeros(shape: tuple[int, ...], dtype: str) -> te.Tensor:
+        return te.compute(shape, lambda *_: tirx.const(0, dtype), name="zeros")
+
+    inputs = [te.placeholder(shape, dtype, name=f"in{i}") for i, (shape, dtype) in enumerate(kinds[:-outputs])]
+    return module_of(*inputs, *(zeros(*kind) for kind in kinds[-outputs:]))
