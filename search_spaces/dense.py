@@ -48,10 +48,17 @@ class Shape:
     panel: int
     pointwise: bool
     channels: int
+    groups: int
 
     @property
     def rows(self) -> int:
         return self.height * self.width
+
+    @property
+    def one_axis(self) -> bool:
+        """Whether all rows may be one axis. Windows of wide images would be gathered to more than the cache holds, and those of
+        a grouped convolution once for every column; both tile well in place."""
+        return self.pointwise or self.rows == 1 or (self.width < 64 and self.groups == 1)
 
 
 def matches(sch: Schedule) -> bool:
@@ -77,9 +84,9 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
         for tile_y in _window_heights(shape, budget):
             widths = _row_tiles(shape.width, budget // tile_y, tile_y * vectors)
             yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
-        if shape.width < 64:  # wide images tile well in place, and their gathered input would leave the cache
+        if shape.one_axis:
             yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
-    if shape.rows > 1 and (shape.pointwise or shape.width < 64):
+    if shape.rows > 1 and shape.one_axis:
         yield from _blocked_programs(sch, tag, shape, target)
 
 
@@ -120,11 +127,12 @@ def _shape(sch: Schedule, tag: str) -> Shape:
     extents, panel = _extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
     if tag == "packed_matmul":
         *rows, columns, reduction = extents
-        return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction)
+        return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction, 1)
     batch, height, width, columns, kernel_h, kernel_w, channels = extents
     source = [int(extent) for extent in sch.get(block).reads[0].source.shape]
     pointwise = kernel_h == kernel_w == 1 and source[1:3] == [height, width]
-    return Shape(batch * height, width, columns, kernel_h * kernel_w * channels, panel, pointwise, channels)
+    length = kernel_h * kernel_w * channels
+    return Shape(batch * height, width, columns, length, panel, pointwise, channels, source[-1] // channels)
 
 
 def _column_tiles(shape: Shape, lanes: int) -> list[int]:
