@@ -55,7 +55,7 @@ X86_UNUSED = (
     "tbm",
     "xop",
 )
-"""Further extensions that `mcpu` would let LLVM emit: no kernel gains from them, and without them `features` is all that counts."""
+"""Further extensions that `mcpu` would let LLVM emit; no kernel gains from them. Without them, `features` is all a host needs."""
 
 _CPUINFO_NAMES = {
     "sse3": "pni",
