@@ -25,7 +25,7 @@ from mvcompile.testing import programs
 from mvcompile.types import Status
 
 TARGET = detect_target()
-PATIENT = Limits(start_s=300.0, load_s=300.0, build_s=120.0, run_s=6.0)
+PATIENT = Limits(start_s=300.0, load_s=300.0, build_s=120.0, run_s=4.0)
 """Machines stall; only what hangs on purpose is to overrun its time. That takes `run_s`."""
 MODULE = programs.fragile()
 SUBJECT = programs.subject(MODULE, constants=(1,))
