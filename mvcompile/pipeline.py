@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import onnxruntime
 import tvm
+import tvm_ffi
 
 from mvcompile import assemble, runtime, spaces
 from mvcompile.build import Kernel, build_library, find_linker, make_plan
@@ -37,6 +38,11 @@ from mvcompile.types import DTYPE_BYTES, HostTarget, Record, Status, TensorSpec,
 
 SELFTEST_SEED = 1
 REBUILDS = 3
+
+# TVM calls back into Python, and hands on what is raised there by its name: one it does not know comes out as a RuntimeError, and
+# Ctrl-C inside a pass would be a model that cannot be lowered.
+for _kind in (KeyboardInterrupt, MemoryError):
+    tvm_ffi.register_error(_kind.__name__, _kind)
 
 
 class Reporter(Protocol):
@@ -211,7 +217,8 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
             store,
             measurer,
             target_key=target.key,
-            fingerprint=prepared.fingerprint,
+            # What is timed with cold weights is no record for a model whose weights stay in the cache.
+            fingerprint=f"{prepared.fingerprint}-{'cold' if weights_cold else 'warm'}",
             config=config.tuning,
             clock=clock,
             report=reporter.progress,

@@ -44,15 +44,16 @@ def objectives_of(record: Record) -> Objectives:
 
 
 def front_of(records: Iterable[Record]) -> tuple[Record, ...]:
-    """The valid records that no other one beats beyond noise, fastest first; slower ones than MAX_SLOWDOWN are left out."""
+    """The fastest valid record, and those that no other one beats beyond noise, fastest first; slower ones than MAX_SLOWDOWN are
+    left out. The fastest stays even where one that is slower by less than noise moves less: it is what a model runs alone."""
     valid = [record for record in latest(records).values() if record.status is Status.OK]
     if not valid:
         return ()
     fastest = min(objectives_of(record).latency_s for record in valid)
     near = [record for record in valid if objectives_of(record).latency_s <= MAX_SLOWDOWN * fastest]
     near.sort(key=lambda record: (objectives_of(record).vector(), record.trace_sha256))
-    indices = pareto.front(_points(near), rtol=NOISE)
-    return tuple(near[int(i)] for i in indices)
+    indices = {0, *(int(i) for i in pareto.front(_points(near), rtol=NOISE))}
+    return tuple(near[i] for i in sorted(indices))
 
 
 def pareto_set(records: Sequence[Record], variants: int) -> ParetoSet:
