@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -111,15 +112,18 @@ def tiny_variants(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     """The small convolutional network with several variants of its convolutions, chosen by invented measurements: the same ones
     on every machine, and no time spent on tuning."""
     folder = tmp_path_factory.mktemp("variants")
+    path, config = folder / "tiny-variants.mvb", CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work"))
+    compile_model(tiny_model, path, config)
+    lines = (folder / "work" / "records.jsonl").read_text().splitlines()[1:]
+    known = {record["task_key"]: record for record in (json.loads(line)["record"] for line in lines)}
     target = detect_target()
-    prepared = prepare(to_relax(load_model(tiny_model)), target)
     with DiskStore(folder / "work") as store:
-        for task in extract(prepared).tasks:
+        for task in extract(prepare(to_relax(load_model(tiny_model)), target)).tasks:
+            identity = [known[task.key][name] for name in ("task_key", "target_key", "fingerprint")]
             for number, candidate in enumerate(structured_candidates(task.module, target)[:4]):
                 objectives = Objectives(1e-9 * (1 + 0.1 * number), 0.0, 1e6 / (1 + number))
-                identity = (task.key, target.key, prepared.fingerprint, candidate.trace, candidate.space)
-                record = Record(*identity, Status.OK, objectives, 0.01, Verification(0.0, 0.0, 1e-3, 1e-5))
+                check = Verification(0.0, 0.0, 1e-3, 1e-5)
+                record = Record(*identity, candidate.trace, candidate.space, Status.OK, objectives, 0.01, check)
                 store.append([record, record])  # twice: a front whose members were compared is not measured again
-    path = folder / "tiny-variants.mvb"
-    compile_model(tiny_model, path, CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work")))
+    compile_model(tiny_model, path, config)
     return path
