@@ -70,7 +70,6 @@ def test_help_and_version_go_to_standard_output(mvcompile: Command, arguments: l
         ["run", "m.mvb"],
         ["zoo"],
         ["zoo", "get"],
-        ["zoo", "put"],
     ],
     ids=" ".join,
 )

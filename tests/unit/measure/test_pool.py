@@ -192,7 +192,8 @@ def test_a_worker_that_cannot_start_says_how_to_find_out_why(tmp_path: Path, mon
 
 
 SCRIPT = """
-import pickle, sys
+import pickle, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
 from pathlib import Path
 from mvcompile.measure.pool import PoolMeasurer
 target, folder, core, subject, candidate = pickle.load(sys.stdin.buffer)
