@@ -9,6 +9,7 @@ so every load needs a name of its own.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import itertools
@@ -37,6 +38,9 @@ core busy for a quarter of a second after every run, on a machine that is shared
 _CONFIGURE_POOL = "runtime.config_threadpool"
 _ONE_CORE_PER_THREAD = -2  # AffinityMode kSpecifyOneCorePerThread of TVM's threading_backend.h
 _LOAD_LIBRARY = "ffi.Module.load_from_file.so"
+
+_UNUSUAL_DESCRIPTORS = range(512, 960)
+"""Few processes have so many files open, and most may have 1024."""
 
 _loading = threading.Lock()
 _serial = itertools.count(1)
@@ -138,11 +142,12 @@ class _ImportGuard:
 @contextmanager
 def _as_file(image: memoryview, name: str) -> Iterator[str]:
     """A path from which the loader can map `image`, gone when the block is left (a loaded library stays)."""
-    descriptor = _memory_file(image, name)
+    number = next(_serial)
+    descriptor = _memory_file(image, name, number)
     if descriptor is not None:
         try:
-            # The same descriptor number may come back while an older library is still loaded: the name must differ all the same.
-            yield f"/proc/self/fd/{_spelling(next(_serial))}{descriptor}"
+            # The same descriptor may come back while an older library is still loaded: the name must differ all the same.
+            yield f"/proc/self/fd/{_spelling(number)}{descriptor}"
         finally:
             os.close(descriptor)
         return
@@ -157,8 +162,12 @@ def _as_file(image: memoryview, name: str) -> Iterator[str]:
         yield str(path)
 
 
-def _memory_file(image: memoryview, name: str) -> int | None:
-    """A descriptor of an anonymous file that holds `image`; None where there is no such thing, or code in it may not run."""
+def _memory_file(image: memoryview, name: str, number: int) -> int | None:
+    """A descriptor of an anonymous file that holds `image`; None where there is no such thing, or code in it may not run.
+
+    It is an unusual one, another for each `number`. When TVM reports an error it opens every loaded library by the path that it
+    was loaded from: with a descriptor that is given to other files it would read, wait for or crash on whatever that is by then.
+    """
     create = getattr(os, "memfd_create", None)  # Pythons built against an old glibc have none
     if create is None or not Path("/proc/self/fd").is_dir():
         return None
@@ -172,10 +181,12 @@ def _memory_file(image: memoryview, name: str) -> int | None:
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(image)
+        unusual = _UNUSUAL_DESCRIPTORS[number % len(_UNUSUAL_DESCRIPTORS)]
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, unusual)
     except OSError:
-        os.close(descriptor)
         return None
-    return descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _spelling(number: int) -> str:

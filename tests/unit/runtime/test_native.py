@@ -40,7 +40,7 @@ def test_two_bundles_with_the_same_symbols(
     bundle: Path, doubling: Path, memory_file: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if not memory_file:
-        monkeypatch.setattr(native, "_memory_file", lambda image, name: None)
+        monkeypatch.setattr(native, "_memory_file", lambda image, name, number: None)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     inputs = tiny_inputs(1)
     with (
@@ -54,6 +54,23 @@ def test_two_bundles_with_the_same_symbols(
                 session.run(inputs)["y"], tiny_reference(inputs, (scale, scale))["y"], rtol=1e-4, atol=1e-5
             )
     assert os.listdir(tmp_path) == []
+
+
+def test_an_error_in_tvm_touches_no_file_that_has_a_librarys_descriptor(bundle: Path, python: Callable[..., str]) -> None:
+    """TVM opens all loaded libraries by their paths to describe where an error came from. An empty file it maps is its end."""
+    program = """
+import sys, tempfile
+sys.modules["tvm"] = None  # the bundle's runtime, not an installed one
+import tvm_ffi
+from mvcompile.runtime import load
+with load(sys.argv[1]) as session:
+    empty = [tempfile.TemporaryFile() for _ in range(20)]
+    try:
+        tvm_ffi.get_global_func("ffi.Module.load_from_file.so")("/missing.so", "so")
+    except RuntimeError as error:
+        print("missing.so" in str(error))
+"""
+    assert python(program, bundle) == "True"
 
 
 def test_spellings_of_a_folder_are_distinct_and_short() -> None:
