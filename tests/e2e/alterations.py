@@ -314,7 +314,9 @@ def library_replaced(original: Original, chance: random.Random) -> bytes:
     """No library at all in the place of one, its digest recomputed."""
     name = chance.choice([KERNELS, RUNTIME_LIBRARY])
     begin, end = original.members[name]
-    content = chance.choice([b"", b"\x7fELF", bytes(4096), chance.randbytes(4096), b"#!/bin/sh\n"])
+    content = chance.choice(
+        [b"", b"\x7fELF", bytes(4096), chance.randbytes(4096), b"#!/bin/sh\n", original.data[begin : begin + 64]]
+    )
     return _with_member(original, name, content[: end - begin])
 
 
