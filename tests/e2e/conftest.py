@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -18,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from mvcompile import CompileConfig, TuningConfig, cli, compile_model, zoo
 from mvcompile.frontend.onnx_import import load_model, to_relax
 from mvcompile.frontend.prepare import prepare
+from mvcompile.measure.protocol import Candidate
 from mvcompile.records import DiskStore
 from mvcompile.spaces import structured_candidates
 from mvcompile.target import detect_target
@@ -107,23 +109,41 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def tiny_variants(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small convolutional network with several variants of its convolutions, chosen by invented measurements: the same ones
-    on every machine, and no time spent on tuning."""
-    folder = tmp_path_factory.mktemp("variants")
-    path, config = folder / "tiny-variants.mvb", CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work"))
-    compile_model(tiny_model, path, config)
-    lines = (folder / "work" / "records.jsonl").read_text().splitlines()[1:]
-    known = {record["task_key"]: record for record in (json.loads(line)["record"] for line in lines)}
+def invent_variants(model: Path, work: Path, count: int) -> None:
+    """Gives each task with a choice of schedules `count` records that trade latency for traffic, so that all of them are kept.
+
+    The schedules are real: those that were measured, else those of the structured spaces. Their figures are invented: what is
+    kept is then the same on every machine and does not hang on noise.
+    """
+    lines = (work / "records.jsonl").read_text().splitlines()[1:]
+    known: dict[str, list[dict[str, Any]]] = {}
+    for record in (json.loads(line)["record"] for line in lines):
+        known.setdefault(record["task_key"], []).append(record)
     target = detect_target()
-    with DiskStore(folder / "work") as store:
-        for task in extract(prepare(to_relax(load_model(tiny_model)), target)).tasks:
-            identity = [known[task.key][name] for name in ("task_key", "target_key", "fingerprint")]
-            for number, candidate in enumerate(structured_candidates(task.module, target)[:4]):
+    with DiskStore(work) as store:
+        for task in extract(prepare(to_relax(load_model(model)), target)).tasks:
+            identity = [known[task.key][0][name] for name in ("task_key", "target_key", "fingerprint")]
+            measured = [Candidate(record["trace"], record["space"]) for record in known[task.key] if record["status"] == "ok"]
+            candidates = list(dict.fromkeys([*measured, *structured_candidates(task.module, target)]))[:count]
+            for number, candidate in enumerate(candidates if len(candidates) > 1 else []):
                 objectives = Objectives(1e-9 * (1 + 0.1 * number), 0.0, 1e6 / (1 + number))
                 check = Verification(0.0, 0.0, 1e-3, 1e-5)
                 record = Record(*identity, candidate.trace, candidate.space, Status.OK, objectives, 0.01, check)
                 store.append([record, record])  # twice: a front whose members were compared is not measured again
+
+
+@pytest.fixture(scope="session")
+def more_variants() -> Callable[[Path, Path, int], None]:
+    """See `invent_variants`."""
+    return invent_variants
+
+
+@pytest.fixture(scope="session")
+def tiny_variants(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small convolutional network with four variants of its convolutions, and no time spent on tuning."""
+    folder = tmp_path_factory.mktemp("variants")
+    path, config = folder / "tiny-variants.mvb", CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work"))
+    compile_model(tiny_model, path, config)
+    invent_variants(tiny_model, folder / "work", 4)
     compile_model(tiny_model, path, config)
     return path
