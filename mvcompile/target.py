@@ -9,6 +9,7 @@ from pathlib import Path
 import tvm
 from tvm.target import codegen
 
+import mvcompile.vectormath  # noqa: F401  # whoever generates code gets programs that call these operators
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.types import HostTarget
 

@@ -13,11 +13,12 @@ from tvm.relax import transform
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mvcompile.errors import ModelError
+from mvcompile.frontend.fastmath import vectorisable_functions
 from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmul, panel_width
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
-PREPARE_VERSION = 1
+PREPARE_VERSION = 2
 """Raised whenever a change here can alter a task's program; part of the fingerprint."""
 
 _CHANNELS_LAST = {
@@ -142,6 +143,7 @@ def _passes(target: HostTarget) -> list[tvm.transform.Pass]:
         transform.AnnotateTIROpPattern(),
         transform.FuseOps(),
         transform.FuseTIR(),
+        vectorisable_functions(),
         transform.DeadCodeElimination(),
         transform.CanonicalizeBindings(),
     ]
