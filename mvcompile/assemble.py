@@ -46,6 +46,18 @@ class Identity:
     weights_cold: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """What goes into a bundle: the model with the weights that its kernels take, its plan, the records kept for each task, one
+    verification for each of them, and the library."""
+
+    program: Program
+    planned: PlannedModel
+    sets: Sequence[ParetoSet]
+    checks: Sequence[Sequence[Verification]]
+    library: Path
+
+
 def symbol(task: Task, number: int) -> str:
     """The library function of a task's variant."""
     return f"{task.kind}_{task.key}_v{number}"
@@ -55,18 +67,15 @@ def write(
     path: Path,
     identity: Identity,
     target: HostTarget,
-    program: Program,
-    planned: PlannedModel,
-    sets: Sequence[ParetoSet],
-    checks: Sequence[Sequence[Verification]],
+    built: Built,
     expectation: Expectation,
-    library: Path,
 ) -> schema.Manifest:
-    """Writes the bundle and returns its manifest. `sets` and `checks` (one verification per kept record) go with the tasks."""
+    """Writes the bundle and returns its manifest."""
+    program, planned, sets = built.program, built.planned, built.sets
     shares = _time_shares(program, sets)
     tasks = tuple(
         _task(task, pareto, verified, share)
-        for task, pareto, verified, share in zip(program.tasks, sets, checks, shares, strict=True)
+        for task, pareto, verified, share in zip(program.tasks, sets, built.checks, shares, strict=True)
     )
     selftest, selftest_bytes = _selftest(expectation)
     runtime = Path(tvm.__file__).parent / "lib" / schema.RUNTIME_LIBRARY
@@ -90,7 +99,7 @@ def write(
     )
     traces = {record.trace_sha256: record.trace for pareto in sets for record in pareto.kept}
     members: Mapping[str, Source] = {
-        schema.KERNELS: library,
+        schema.KERNELS: built.library,
         schema.WEIGHTS: _weights(planned),
         schema.RUNTIME_LIBRARY: runtime,
         schema.RUNTIME_LICENSE: license_text,

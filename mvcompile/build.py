@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.support import cc
 
 from mvcompile import traces
-from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Plan, Step, Tensor
+from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Parameter, Plan, Step, Tensor
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.plan import Lifetime, assign_offsets
 from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
@@ -28,11 +28,14 @@ from mvcompile.types import DTYPE_BYTES, HostTarget, align
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of the library: its symbol, the unscheduled program (`main`) and the trace that schedules it."""
+    """A function of the library: its symbol, the unscheduled program (`main`) and the trace that schedules it.
+
+    `unread`: parameters of other kernels of its task, which it takes at these places (in rising order) and does not read."""
 
     symbol: str
     module: tvm.IRModule
     trace: str
+    unread: tuple[tuple[int, Parameter], ...] = ()
 
 
 def find_linker() -> list[str]:
@@ -55,12 +58,20 @@ def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> 
     """
     functions = {}
     for kernel in kernels:
-        scheduled = traces.replay(kernel.module, kernel.trace).mod["main"]
-        functions[kernel.symbol] = scheduled.with_attr("global_symbol", kernel.symbol)
+        functions[kernel.symbol] = _function(kernel).with_attr("global_symbol", kernel.symbol)
     functions[DRIVER] = step_driver().with_attr("global_symbol", DRIVER)
     linker = find_linker()
     executable = tvm.compile(tvm.IRModule(functions), target=tvm_target(target))
     executable.export_library(str(path), fcompile=lambda output, objects, **_: _link(linker, output, objects))
+
+
+def _function(kernel: Kernel) -> Any:
+    """The scheduled program, with the parameters that all kernels of its task have."""
+    scheduled = traces.replay(kernel.module, kernel.trace).mod["main"]
+    parameters = list(scheduled.params)
+    for place, unread in kernel.unread:
+        parameters.insert(place, tirx.decl_buffer(unread.shape, unread.dtype, name=f"unread_{place}"))
+    return tirx.PrimFunc(parameters, scheduled.body, ret_type=scheduled.ret_type, attrs=scheduled.attrs)
 
 
 def step_driver() -> Any:

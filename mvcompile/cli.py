@@ -77,6 +77,13 @@ def _add_compile(commands: Any) -> None:
         "--budget", metavar="TIME", help="tuning time, such as 90s or 10m; 0 for default schedules (default: 10m)"
     )
     parser.add_argument("--trials", type=int, metavar="N", help="stop after N candidates")
+    parser.add_argument(
+        "--weight-growth",
+        type=float,
+        default=1.5,
+        metavar="FACTOR",
+        help="how large weights may get by further copies for faster algorithms (default: 1.5 times; 1: no copies)",
+    )
     parser.add_argument("--variants", type=int, default=5, metavar="K", help="at most K variants per layer (default: 5)")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME:1x3x224x224", help="shape of an input; repeatable")
     parser.add_argument("--work-dir", metavar="DIR", help="records and references (default: FILE.mvb.work)")
@@ -96,7 +103,7 @@ def _compile(options: argparse.Namespace) -> None:
     from mvcompile.config import CompileConfig, TuningConfig, parse_duration
 
     budget = None if options.budget is None else parse_duration(options.budget)
-    tuning = TuningConfig(budget, options.trials, options.variants, options.seed)
+    tuning = TuningConfig(budget, options.trials, options.variants, options.seed, weight_growth=options.weight_growth)
     shapes: dict[str, tuple[int, ...]] = {}
     for text in options.shape:
         name, shape = parse_shape_option(text)

@@ -27,6 +27,7 @@ class TuningConfig:
 
     `budget_s`: seconds of tuning (0: default schedules only); `trials`: candidates to measure; whichever ends first. Without
     either, ten minutes. `seed` decides every random choice but the machine's own noise. `batch`: candidates per round of a task.
+    `weight_growth`: with the further forms that some fast kernels need (Winograd), weights may take this many times their size.
     """
 
     budget_s: float | None = None
@@ -34,6 +35,7 @@ class TuningConfig:
     variants: int = 5
     seed: int = 0
     batch: int = 16
+    weight_growth: float = 1.5
 
     def __post_init__(self) -> None:
         if self.budget_s is not None and not 0 <= self.budget_s < float("inf"):
@@ -42,6 +44,8 @@ class TuningConfig:
             raise UsageError(f"trials is {self.trials}; give 0 or more")
         if not 1 <= self.variants <= MAX_VARIANTS:
             raise UsageError(f"variants is {self.variants}; give 1 to {MAX_VARIANTS}")
+        if not 1.0 <= self.weight_growth < float("inf"):
+            raise UsageError(f"weight growth is {self.weight_growth}; give 1 (weights once) or more")
         if self.batch < 1:
             raise UsageError(f"batch is {self.batch}; give 1 or more")
         if not 0 <= self.seed < 2**30:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,10 +17,11 @@ import tvm
 import tvm_ffi
 
 from mvcompile import assemble, runtime, spaces
-from mvcompile.build import Kernel, build_library, find_linker, make_plan
+from mvcompile.build import build_library, find_linker, make_plan
 from mvcompile.bundle.schema import MAGIC, Manifest
 from mvcompile.config import CompileConfig
 from mvcompile.errors import EnvironmentProblem, UsageError, VerificationError
+from mvcompile.forms import choose_forms, form_of, kernel, with_forms
 from mvcompile.frontend.onnx_import import OnnxModel, load_model, to_relax
 from mvcompile.frontend.prepare import prepare
 from mvcompile.frontend.reference import integer_limits, random_inputs, reference_outputs
@@ -230,7 +232,7 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
         reporter.stage("verify")
 
         def write(path: Path) -> Manifest:
-            return assemble.write(path, identity, target, program, planned, built.sets, built.checks, expectation, built.library)
+            return assemble.write(path, identity, target, built, expectation)
 
         manifest, error = _publish(output, work, write)
         return CompileResult(output, manifest, tuner.trials, clock.spent_s, error)
@@ -290,13 +292,6 @@ def _tuning_task(task: Task, subject: Subject, target: HostTarget, config: Compi
     return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy, fallbacks)
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
-    library: Path
-    sets: list[ParetoSet]
-    checks: list[list[Verification]]
-
-
 def _build(
     program: Program,
     subjects: Sequence[Subject],
@@ -306,15 +301,16 @@ def _build(
     store: DiskStore,
     measurer: PoolMeasurer,
     work: Path,
-) -> _Built:
+) -> assemble.Built:
     """Selects, links and checks variants; what is wrong in the linked library is recorded as such, and the rest selected anew."""
     known = {key: list(found) for key, found in records.items()}
     for attempt in range(REBUILDS):
-        sets = [pareto_set(known[task.key], config.tuning.variants) for task in program.tasks]
+        sets = _select(program, known, config)
         _require_variants(program, sets)
+        extended = with_forms(program, [{record.space for record in pareto.kept} for pareto in sets])
         kernels = [
-            Kernel(assemble.symbol(task, number), task.module, record.trace)
-            for task, pareto in zip(program.tasks, sets, strict=True)
+            kernel(assemble.symbol(task, number), task, record.space, record.trace)
+            for task, pareto in zip(extended.tasks, sets, strict=True)
             for number, record in enumerate(pareto.kept)
         ]
         library = work / f"kernels-{attempt}.so"  # a new name each time: the checking process still holds the one before
@@ -324,9 +320,9 @@ def _build(
             raise EnvironmentProblem(f"the kernels cannot be linked: {error}; free disk space and run again to resume") from error
         checks: list[list[Verification]] = []
         wrong: list[Record] = []
-        for task, subject, pareto in zip(program.tasks, subjects, sets, strict=True):
+        for task, subject, pareto in zip(extended.tasks, subjects, sets, strict=True):
             symbols = [assemble.symbol(task, number) for number in range(len(pareto.kept))]
-            outcomes = measurer.verify(subject, library, symbols)
+            outcomes = measurer.verify(subject, library, symbols, task.arguments)
             checks.append([outcome.verification for outcome in outcomes if outcome.verification is not None])
             wrong += [
                 _rejected(record, outcome.status, outcome.message)
@@ -334,11 +330,24 @@ def _build(
                 if outcome.status is not Status.OK
             ]
         if not wrong:
-            return _Built(library, sets, checks)
+            return assemble.Built(extended, make_plan(extended), sets, checks, library)
         store.append(wrong)
         for record in wrong:
             known[record.task_key].append(record)
     raise VerificationError(f"variants still differ from their reference after {REBUILDS} builds: see the records in {work}")
+
+
+def _select(program: Program, records: Mapping[str, Sequence[Record]], config: CompileConfig) -> list[ParetoSet]:
+    """The variants of each task, which share one further form of a weight at most."""
+    forms = choose_forms(program, [records[task.key] for task in program.tasks], config.tuning.weight_growth)
+    return [
+        pareto_set(records[task.key], config.tuning.variants, partial(_takes, form))
+        for task, form in zip(program.tasks, forms, strict=True)
+    ]
+
+
+def _takes(form: str, record: Record) -> bool:
+    return form_of(record.space) in ("", form)
 
 
 def _require_variants(program: Program, sets: Sequence[ParetoSet]) -> None:

@@ -16,6 +16,7 @@ from tvm.s_tir import SBlockRealize
 from tvm.s_tir.schedule import Schedule, Trace
 
 from mvcompile import traces
+from mvcompile.algorithms import ALGORITHMS, Programs
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.protocol import Candidate
 from mvcompile.types import HostTarget
@@ -71,10 +72,16 @@ def structured_candidates(module: tvm.IRModule, target: HostTarget) -> list[Cand
     found: list[Candidate] = []
     if not _has_blocks(module):
         return found
-    for space in STRUCTURED_SPACES:
-        for design in _module(space).programs(Schedule(module), target):
+    programs = Programs(module)
+    for space in (*STRUCTURED_SPACES, *programs.alternatives()):
+        for design in _module(_file(space)).programs(Schedule(programs.program(space)), target):
             found += [Candidate(traces.dump(trace), space) for trace in _members(design.trace)]
     return list(dict.fromkeys(found))
+
+
+def _file(space: str) -> str:
+    """The file that describes `space`. All tile sizes of Winograd's algorithm have the same one."""
+    return "winograd" if space in ALGORITHMS else space
 
 
 def _has_blocks(module: tvm.IRModule) -> bool:

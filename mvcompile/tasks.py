@@ -17,7 +17,7 @@ from tvm_ffi import structural_hash, structural_walk
 from mvcompile.bundle.schema import Parameter
 from mvcompile.errors import ModelError
 from mvcompile.frontend.prepare import PreparedModel
-from mvcompile.types import DTYPE_BYTES, digest_json
+from mvcompile.types import DTYPE_BYTES, Argument, digest_json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,8 @@ class Task:
     """One distinct tensor program: `module["main"]`, unscheduled.
 
     The last `num_outputs` parameters are written. `flops` per call; `calls` in the model; `constants` are the positions of
-    parameters that are weights in every call (cold when the model does not fit the last-level cache).
+    parameters that are weights in every call (cold when the model does not fit the last-level cache). Kernels take `arguments`,
+    which `parameters` describe: the parameters of the program, unless some take a weight in another form.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Task:
     flops: float
     calls: int
     constants: frozenset[int]
+    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +188,9 @@ class _Reader:
             parameters = tuple(
                 Parameter(str(each.dtype), tuple(int(extent) for extent in each.shape)) for each in function.params
             )
-            self._tasks.append(Task(name, key, _kind(name), module, parameters, outputs, _flops(module), 0, frozenset()))
+            arguments = tuple(Argument(position) for position in range(len(parameters)))
+            flops = _flops(module)
+            self._tasks.append(Task(name, key, _kind(name), module, parameters, outputs, flops, 0, frozenset(), arguments))
         return self._task_of[key]
 
     def _finished_tasks(self) -> tuple[Task, ...]:

@@ -108,6 +108,15 @@ def digest_json(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Argument:
+    """What a kernel takes at one place: parameter `position` of its task, as it is, or a weight in the form of the algorithm that
+    `form` names."""
+
+    position: int
+    form: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verification:
     """How far an output was from its reference, and the tolerance it had to meet (|a-b| <= atol + rtol*|b|)."""

@@ -30,11 +30,10 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
+from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
 from mvcompile.types import HostTarget
 
 TAGS = ("packed_conv2d", "packed_matmul")
-UNROLL_ROWS = 16
-"""No tile has more rows: beyond, code size grows and no register file holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +75,13 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     for columns, order in itertools.product(_column_tiles(shape, widest), ("weights", "rows")):
         lanes = min(widest, columns)  # a panel narrower than a register has vectors of its own width
         vectors = columns // lanes
-        budget = _row_budget(vectors, target.vector_registers)
-        tiles = _row_tiles(shape.rows, budget, vectors)
+        budget = row_budget(vectors, target.vector_registers)
+        tiles = row_tiles(shape.rows, budget, vectors)
         if shape.pointwise or shape.rows == 1:
             yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
             continue
         for tile_y in _window_heights(shape, budget):
-            widths = _row_tiles(shape.width, budget // tile_y, tile_y * vectors)
+            widths = row_tiles(shape.width, budget // tile_y, tile_y * vectors)
             yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.one_axis:
             yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
@@ -96,7 +95,7 @@ def _blocked_programs(sch: Schedule, tag: str, shape: Shape, target: HostTarget)
     vectors = shape.panel // lanes
     blocks = _reduction_blocks(shape, target.l1d_bytes)
     if blocks:
-        tiles = _row_tiles(shape.rows, _row_budget(vectors, target.vector_registers), vectors)
+        tiles = row_tiles(shape.rows, row_budget(vectors, target.vector_registers), vectors)
         yield _blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
 
 
@@ -118,13 +117,9 @@ def _result_shape(sch: Schedule, block: Any) -> list[int]:
     return [int(extent) for extent in sch.get(block).writes[0].source.shape]
 
 
-def _extents(sch: Schedule, block: Any) -> list[int]:
-    return [int(sch.get(loop).extent) for loop in sch.get_loops(block)]
-
-
 def _shape(sch: Schedule, tag: str) -> Shape:
     block = sch.get_sblock(tag)
-    extents, panel = _extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
+    extents, panel = loop_extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
     if tag == "packed_matmul":
         *rows, columns, reduction = extents
         return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction, 1)
@@ -141,19 +136,6 @@ def _column_tiles(shape: Shape, lanes: int) -> list[int]:
         return [shape.panel]
     half = shape.panel // 2
     return [shape.panel, half] if half % lanes == 0 and half >= lanes else [shape.panel]
-
-
-def _row_budget(vectors: int, registers: int) -> int:
-    """Tile rows that leave registers for one row of the panel and a broadcast: MR*v + v + 1 <= registers."""
-    return max(1, min(UNROLL_ROWS, (registers - vectors - 1) // vectors))
-
-
-def _row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
-    """Candidate MR: at least half the accumulators the budget allows (fewer cannot hide the FMA latency), up to the budget."""
-    if extent <= budget:
-        return sorted({extent, -(-extent // 2)}) if extent > 4 else [extent]
-    least = max(1, min(budget, -(-6 // vectors)))
-    return list(range(least, budget + 1))
 
 
 def _reduction_blocks(shape: Shape, l1_bytes: int) -> list[int]:
@@ -185,7 +167,7 @@ def _consumer(sch: Schedule, tag: str) -> tuple[list[Any], Any, Any]:
 
 def _flatten_rows(sch: Schedule, main: Any, last: Any) -> None:
     """Joins all row axes of the operator's result (and of its consumer) into one, so that a tile may run across image rows."""
-    extents = _extents(sch, last)
+    extents = loop_extents(sch, last)
     if len(extents) == 2:
         return
     axes = len(extents)
@@ -206,10 +188,6 @@ def _flatten_rows(sch: Schedule, main: Any, last: Any) -> None:
     sch.transform_block_layout(last, result)
 
 
-def _sample(sch: Schedule, candidates: list[int]) -> Any:
-    return sch.sample_categorical(candidates, [1.0 / len(candidates)] * len(candidates))
-
-
 def _gather(sch: Schedule, main: Any, before: list[Any], pointwise: bool) -> Any:
     """Copies the input window of every pixel to one row; None for an operator that reads one input pixel for each of its own."""
     if pointwise:
@@ -225,7 +203,7 @@ def _one_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, l
     gathered = _gather(sch, main, before, shape.pointwise)
     _flatten_rows(sch, main, last)
     rows, cols = sch.get_loops(last)
-    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
+    outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
     outer_c, inner_c = sch.split(cols, [None, columns])
     grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
     sch.reorder(*grid, inner_r, inner_c)
@@ -245,11 +223,11 @@ def _blocked(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int]
     sch.reorder(panel, rows, inner_c)
     sch.compute_at(main, panel, preserve_unit_loops=True)
     rows, cols, *reduction = sch.get_loops(main)[1:]
-    outer_r, inner_r = sch.split(rows, [None, _sample(sch, tiles)])
-    outer_k, inner_k = sch.split(reduction[-1], [None, _sample(sch, blocks)])
+    outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
+    outer_k, inner_k = sch.split(reduction[-1], [None, sample(sch, blocks)])
     sch.reorder(*reduction[:-1], outer_k, outer_r, inner_k, inner_r, cols)
     sch.parallel(panel)
-    _straight_line(sch, [inner_r, cols], lanes)
+    straight_line(sch, [inner_r, cols], lanes)
     start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
     for block in (start, last):
         _vectors_only(sch, sch.get_loops(block)[1:], lanes)
@@ -270,7 +248,7 @@ def _window(sch: Schedule, tag: str, order: str, tile_y: int, columns: int, lane
     before, main, last = _consumer(sch, tag)
     batch, height, width, cols = sch.get_loops(last)
     outer_y, inner_y = sch.split(height, [None, tile_y])
-    outer_x, inner_x = sch.split(width, [None, _sample(sch, widths)])
+    outer_x, inner_x = sch.split(width, [None, sample(sch, widths)])
     outer_c, inner_c = sch.split(cols, [None, columns])
     grid = [batch, outer_c, outer_y, outer_x] if order == "weights" else [batch, outer_y, outer_x, outer_c]
     sch.reorder(*grid, inner_y, inner_x, inner_c)
@@ -290,26 +268,10 @@ def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], lanes: i
     tile, reduction = inner[: len(inner) - reductions], inner[len(inner) - reductions :]
     sch.reorder(*reduction, *tile)
     sch.parallel(grid[0])  # before the initialisation is split off: two blocks that write one buffer are not provably parallel
-    _straight_line(sch, tile, lanes)
+    straight_line(sch, tile, lanes)
     start = sch.decompose_reduction(main, reduction[0])
-    _unroll_but_last(sch, sch.get_loops(start)[depth:])
-    _straight_line(sch, sch.get_loops(last)[depth:], lanes)
-
-
-def _straight_line(sch: Schedule, tile: list[Any], lanes: int) -> None:
-    *rows, columns = tile
-    vectors, lane = sch.split(columns, [None, lanes])
-    sch.vectorize(lane)
-    sch.unroll(vectors)
-    for loop in rows:
-        sch.unroll(loop)
-
-
-def _unroll_but_last(sch: Schedule, loops: list[Any]) -> None:
-    *outer, lane = loops
-    sch.vectorize(lane)
-    for loop in outer:
-        sch.unroll(loop)
+    unroll_but_last(sch, sch.get_loops(start)[depth:])
+    straight_line(sch, sch.get_loops(last)[depth:], lanes)
 
 
 def _copy(sch: Schedule, block: Any, lanes: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.protocol import Candidate, Outcome, Raised, Subject
-from mvcompile.types import HostTarget, Objectives, Status, Verification
+from mvcompile.types import Argument, HostTarget, Objectives, Status, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class PoolMeasurer:
             busy = [(worker, place) for worker, place in zip(self._workers, turn, strict=True) if place is not None]
             for worker, position in busy:
                 worker.load(subject)
-                worker.post("build", candidates[position].trace)
+                worker.post("build", *_named(candidates[position]))
             for worker, position in busy:
                 try:
                     status, message = worker.receive(self._limits.build_s)
@@ -222,7 +222,7 @@ class PoolMeasurer:
         running = False
         try:
             worker.load(subject)
-            status, message = worker.ask(self._limits.build_s, "build", candidate.trace)
+            status, message = worker.ask(self._limits.build_s, "build", *_named(candidate))
             if status is not Status.OK:
                 return Outcome(status, message=message)
             running = True
@@ -244,7 +244,7 @@ class PoolMeasurer:
         try:
             for place in alive:
                 worker.load(subject)
-                worker.ask(self._limits.build_s, "build", candidates[place].trace)
+                worker.ask(self._limits.build_s, "build", *_named(candidates[place]))
             for _ in range(COMPARE_ROUNDS):
                 for place in alive:
                     seconds[place] += worker.ask(self._limits.run_s, "time", candidates[place].trace, 2)
@@ -260,9 +260,9 @@ class PoolMeasurer:
         self._forget(worker)
         return outcomes
 
-    def verify(self, subject: Subject, library: Path, symbols: Sequence[str]) -> list[Outcome]:
-        """Runs functions of a linked library and compares them with the task's reference. Outcomes carry no objectives; those of
-        functions that ran to their end carry a verification, right or wrong.
+    def verify(self, subject: Subject, library: Path, symbols: Sequence[str], arguments: tuple[Argument, ...]) -> list[Outcome]:
+        """Runs functions of a linked library, which all take `arguments`, and compares them with the task's reference. Outcomes
+        carry no objectives; those of functions that ran to their end carry a verification, right or wrong.
 
         A library that is written anew needs another name: a process may hold the old one under this name.
         """
@@ -270,7 +270,7 @@ class PoolMeasurer:
         for symbol in symbols:
             try:
                 worker.load(subject)
-                worker.ask(self._limits.build_s, "adopt", str(library), symbol)
+                worker.ask(self._limits.build_s, "adopt", str(library), symbol, arguments)
                 correct, verification = worker.ask(self._limits.run_s, "check", symbol)
             except _Gone as gone:
                 outcomes.append(gone.outcome(running=True))
@@ -296,6 +296,10 @@ class PoolMeasurer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _named(candidate: Candidate) -> tuple[str, str]:
+    return candidate.trace, candidate.space
 
 
 def _outcome(seconds: Sequence[float], traffic: tuple[float, float], verification: Verification) -> Outcome:

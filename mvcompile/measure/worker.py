@@ -22,12 +22,13 @@ import numpy as np
 import tvm
 
 from mvcompile import traces
+from mvcompile.algorithms import Programs, transform
 from mvcompile.measure.protocol import Raised, Subject
 from mvcompile.measure.references import read_reference, write_reference
 from mvcompile.measure.traffic import estimate
 from mvcompile.measure.verify import RTOL, Array, absolute_tolerance, compare, random_arguments, reduction_length
 from mvcompile.target import tvm_target
-from mvcompile.types import HostTarget, Status, Verification
+from mvcompile.types import Argument, HostTarget, Status, Verification
 
 SEED = 20220228
 COARSE_ROUNDS = 3
@@ -46,17 +47,36 @@ def send(stream: BinaryIO, message: Any) -> None:
 
 
 @dataclass(slots=True)
+class _Built:
+    """A kernel, what it takes, and its footprint and traffic in bytes (nothing is known of a linked library's)."""
+
+    kernel: Any
+    arguments: tuple[Argument, ...]
+    traffic: tuple[float, float] = (0.0, 0.0)
+
+
+@dataclass(slots=True)
 class _Loaded:
-    """A task with its arguments and reference outputs, and the kernels built for it."""
+    """A task with its arguments and reference outputs, and the kernels built for it by their trace, or symbol."""
 
     subject: Subject
-    module: tvm.IRModule
+    programs: Programs
     arrays: list[Array]
-    tensors: list[Any]
     expected: list[Array]
     terms: int
-    kernels: dict[str, Any] = field(default_factory=dict)
-    traffic: dict[str, tuple[float, float]] = field(default_factory=dict)
+    kernels: dict[str, _Built] = field(default_factory=dict)
+    tensors: dict[Argument, Any] = field(default_factory=dict)
+
+    def tensor(self, argument: Argument) -> Any:
+        """The tensor to call kernels with. An output is the same one for all kernels."""
+        if argument not in self.tensors:
+            array = transform(argument.form, self.arrays[argument.position])
+            self.tensors[argument] = tvm.runtime.tensor(array)
+        return self.tensors[argument]
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.tensor(Argument(i)) for i in range(len(self.arrays) - self.subject.num_outputs, len(self.arrays))]
 
 
 class Worker:
@@ -81,8 +101,7 @@ class Worker:
         specs = [(str(each.dtype), tuple(int(e) for e in each.shape)) for each in module["main"].params]
         terms = reduction_length(module)
         arrays, expected = self._reference(subject, module, specs, terms)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
-        self._task = _Loaded(subject, module, arrays, tensors, expected, terms)
+        self._task = _Loaded(subject, Programs(module), arrays, expected, terms)
 
     def _reference(self, subject: Subject, module: tvm.IRModule, specs: list[Any], terms: int) -> tuple[list[Array], list[Array]]:
         """Arguments and reference outputs; the outputs are kept in the work directory for the other workers and later runs."""
@@ -104,37 +123,38 @@ class Worker:
         write_reference(path, positive, expected)
         return arrays, expected
 
-    def build(self, trace: str) -> tuple[Status, str]:
-        """Compiles a candidate and estimates its traffic; any core may be used."""
+    def build(self, trace: str, space: str = "") -> tuple[Status, str]:
+        """Compiles a candidate (a trace of `space`) and estimates its traffic; any core may be used."""
         os.sched_setaffinity(0, self._cores)
         task = self._loaded()
         if trace in task.kernels:
             return Status.OK, ""
         try:
-            schedule = traces.replay(task.module, trace)
+            schedule = traces.replay(task.programs.program(space), trace)
         except Exception as error:  # TVM raises several types here; each means that the trace does not fit
             return Status.INVALID, _last_line(error)
         try:
-            task.kernels[trace] = tvm.compile(schedule.mod, target=self._target).mod["main"]
+            kernel = tvm.compile(schedule.mod, target=self._target).mod["main"]
         except Exception as error:
             return Status.BUILD_ERROR, _last_line(error)
         moved = estimate(schedule.mod["main"], self._host)
-        task.traffic[trace] = (float(moved.footprint_bytes), float(moved.traffic_bytes))
+        traffic = (float(moved.footprint_bytes), float(moved.traffic_bytes))
+        task.kernels[trace] = _Built(kernel, task.programs.arguments(space), traffic)
         return Status.OK, ""
 
-    def adopt(self, library: str, symbol: str) -> None:
+    def adopt(self, library: str, symbol: str, arguments: tuple[Argument, ...]) -> None:
         """Takes `symbol` of a linked library for a candidate of that name."""
-        self._loaded().kernels[symbol] = tvm.runtime.load_module(library)[symbol]
+        self._loaded().kernels[symbol] = _Built(tvm.runtime.load_module(library)[symbol], arguments)
 
     def check(self, trace: str) -> tuple[bool, Verification]:
         """Runs a built candidate once and compares its outputs with the reference."""
         task = self._loaded()
-        count = task.subject.num_outputs
-        for tensor in task.tensors[-count:]:
+        built = task.kernels[trace]
+        for tensor in task.outputs:
             tensor.copyfrom(np.full(tensor.shape, 77).astype(str(tensor.dtype)))
-        task.kernels[trace](*task.tensors)
+        built.kernel(*(task.tensor(each) for each in built.arguments))
         results = []
-        for tensor, expected in zip(task.tensors[-count:], task.expected, strict=True):
+        for tensor, expected in zip(task.outputs, task.expected, strict=True):
             results.append(compare(tensor.numpy(), expected, RTOL, absolute_tolerance(expected, task.terms)))
         worst = max((verification for _, verification in results), key=lambda each: each.max_abs_error)
         return all(good for good, _ in results), worst
@@ -144,10 +164,15 @@ class Worker:
         input activations were just written, the weights are in the last-level cache, or nowhere when `weights_cold`."""
         os.sched_setaffinity(0, {self._core})
         task = self._loaded()
-        kernel, tensors = task.kernels[trace], task.tensors
-        weights = [tensors[i] for i in task.subject.constants]
-        readable = range(len(tensors) - task.subject.num_outputs)
-        warm = [_lines(tensors[i]) for i in readable if i not in task.subject.constants]
+        kernel, arguments = task.kernels[trace].kernel, task.kernels[trace].arguments
+        tensors = [task.tensor(each) for each in arguments]
+        read = len(task.arrays) - task.subject.num_outputs
+        weights = [task.tensor(each) for each in arguments if each.position in task.subject.constants]
+        warm = [
+            _lines(task.tensor(each))
+            for each in arguments
+            if each.position < read and each.position not in task.subject.constants
+        ]
         seconds = []
         for _ in range(rounds):
             self._scratch.sum()
@@ -170,13 +195,12 @@ class Worker:
         seconds = self.time(trace, COARSE_ROUNDS)
         if best is None or min(seconds) < MUCH_SLOWER * best:
             seconds = self.time(trace, PRECISE_ROUNDS)
-        return Status.OK, seconds, self._loaded().traffic[trace], verification
+        return Status.OK, seconds, self._loaded().kernels[trace].traffic, verification
 
     def _restore(self) -> None:
         """Gives the next candidate its arguments back: a wrong one may have written to any of them."""
         task = self._loaded()
-        for tensor, array in zip(task.tensors, task.arrays, strict=True):
-            tensor.copyfrom(array)
+        task.tensors.clear()
 
     def drop(self) -> None:
         """Forgets the built kernels."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,17 +56,21 @@ def front_of(records: Iterable[Record]) -> tuple[Record, ...]:
     return tuple(near[i] for i in sorted(indices))
 
 
-def pareto_set(records: Sequence[Record], variants: int) -> ParetoSet:
-    """At most `variants` members of the front with the largest hypervolume, the fastest always among them and first."""
+def pareto_set(records: Sequence[Record], variants: int, allowed: Callable[[Record], bool] = lambda record: True) -> ParetoSet:
+    """At most `variants` records of the front of those `allowed`, with the largest hypervolume, the fastest of them always kept.
+
+    The front, and what the kept ones cover of it, is that of all records.
+    """
     measured = sum(record.status is Status.OK for record in latest(records).values())
-    front = front_of(records)
-    if not front:
+    choice = front_of(record for record in records if allowed(record))
+    if not choice:
         return ParetoSet(measured, (), (), 1.0)
-    points = _points(front)
+    points = _points(choice)
     fastest = int(np.argmin(points[:, 0]))
     chosen = pareto.thin(points, variants, _reference(points), keep=[fastest])
-    ratio = hypervolume_ratio([objectives_of(front[int(i)]) for i in chosen], [objectives_of(record) for record in front])
-    kept = sorted((front[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
+    kept = sorted((choice[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
+    front = front_of(records)
+    ratio = hypervolume_ratio([objectives_of(record) for record in kept], [objectives_of(record) for record in front])
     return ParetoSet(measured, front, tuple(kept), ratio)
 
 

@@ -15,6 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule, ScheduleError
 
 from mvcompile import traces
+from mvcompile.algorithms import Programs
 from mvcompile.measure.protocol import Candidate
 from mvcompile.spaces import GENERIC_SPACE
 
@@ -84,7 +85,7 @@ class _Measurables:
     """Candidates of one task as MetaSchedule has them."""
 
     def __init__(self, module: tvm.IRModule) -> None:
-        self._module = module
+        self._programs = Programs(module)
         self.arguments = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
         self._known: dict[Candidate, Any] = {}
 
@@ -95,7 +96,7 @@ class _Measurables:
         """A `MeasureCandidate`, or None if the trace does not replay: its outcome says so when it is measured."""
         if candidate not in self._known:
             try:
-                schedule = traces.replay(self._module, candidate.trace)
+                schedule = traces.replay(self._programs.program(candidate.space), candidate.trace)
                 self._known[candidate] = ms.MeasureCandidate(schedule, self.arguments)
             except Exception:  # TVM raises several types
                 self._known[candidate] = None

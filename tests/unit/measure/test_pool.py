@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mvcompile.algorithms import Programs
 from mvcompile.build import Kernel, build_library
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.pool import Limits, PoolMeasurer
@@ -143,7 +144,7 @@ def test_verifies_functions_of_a_library(pool: PoolMeasurer, tmp_path: Path) -> 
     library = tmp_path / "kernels.so"
     kernels = [("right", GOOD), ("wrong", programs.breaking(MODULE, "factor"))]
     build_library(library, [Kernel(symbol, MODULE, candidate.trace) for symbol, candidate in kernels], TARGET)
-    wrong, right = pool.verify(SUBJECT, library, ["wrong", "right"])
+    wrong, right = pool.verify(SUBJECT, library, ["wrong", "right"], Programs(MODULE).arguments(""))
     assert wrong.status is Status.WRONG_RESULT
     assert wrong.verification is not None
     assert wrong.verification.max_abs_error > 100 * wrong.verification.atol

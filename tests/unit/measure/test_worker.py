@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,26 +160,27 @@ def test_checks_every_output(worker: Worker) -> None:
     assert worker.build(trace)[0] is Status.OK
     assert worker.check(trace)[0]
     assert worker._task is not None
-    kernel = worker._task.kernels[trace]
+    built = worker._task.kernels[trace]
 
     def forgets_to_write_the_second(source: Any, first: Any, second: Any) -> None:
         before = second.numpy()
-        kernel(source, first, second)
+        built.kernel(source, first, second)
         second.copyfrom(before)
 
-    worker._task.kernels["forgets"] = forgets_to_write_the_second
+    worker._task.kernels["forgets"] = replace(built, kernel=forgets_to_write_the_second)
     assert not worker.check("forgets")[0]
 
 
 def test_a_kernel_that_writes_its_inputs_does_not_spoil_the_next_one(worker: Worker) -> None:
     worker.load(SUBJECT)
+    worker.build(GOOD)
     assert worker._task is not None
 
     def overwrites(x: Any, w: Any, y: Any) -> None:
         for tensor in (x, w, y):
             tensor.copyfrom(np.zeros(programs.LENGTH, np.float32))
 
-    worker._task.kernels["overwrites"] = overwrites
+    worker._task.kernels["overwrites"] = replace(worker._task.kernels[GOOD], kernel=overwrites)
     assert worker.measure("overwrites", None)[0] is Status.WRONG_RESULT
     assert worker.build(GOOD)[0] is Status.OK
     assert worker.measure(GOOD, None)[0] is Status.OK
