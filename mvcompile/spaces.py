@@ -22,7 +22,7 @@ from mvcompile.measure.protocol import Candidate
 from mvcompile.types import HostTarget
 
 DEFAULT_SPACE = "default"
-STRUCTURED_SPACES = ("dense",)
+STRUCTURED_SPACES = ("dense", "depthwise")
 GENERIC_SPACE = "generic"
 
 

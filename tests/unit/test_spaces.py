@@ -190,8 +190,8 @@ def test_a_trace_that_does_not_fit_is_refused() -> None:
 NOT_STRUCTURED = {
     "10 columns": dense(4, 10),
     "13 columns": conv(13, 3, (1, 3, 5, 5)),
-    "depthwise": conv(16, 3, (1, 16, 9, 10), groups=16),
-    "depthwise, stride 2": conv(16, 3, (1, 16, 9, 10), groups=16, stride=2),
+    "depthwise with two results a channel": conv(32, 3, (1, 16, 9, 10), groups=16),
+    "depthwise, 13 channels": conv(13, 3, (1, 13, 9, 10), groups=13, stride=2),
     "34 columns in each of 4 groups": conv(136, 1, (1, 32, 5, 5), groups=4, epilogue=False),
     "gate": (
         lambda g, x, y: g(
