@@ -75,13 +75,11 @@ def _function(kernel: Kernel) -> Any:
 
 
 def step_driver() -> Any:
-    """The loop over a plan's steps (`mvcompile.runtime.driver`), a function to be compiled together with the kernels."""
-    steps, begin, end, times = (
-        tirx.Var(*one) for one in (("steps", "handle"), ("begin", "int64"), ("end", "int64"), ("times", "handle"))
-    )
-    loop = tirx.Return(tirx.call_extern("int64", LOOP, steps, begin, end, times))
+    """The call that makes a whole run (`mvcompile.runtime.driver`), a function to be compiled together with the kernels."""
+    words = [tirx.Var(name, "int64") for name in ("run", "outputs", "times")]
+    loop = tirx.Return(tirx.call_extern("int64", LOOP, *words))
     body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", tvm.ir.StringImm(LOOP_IR), loop)
-    return tirx.PrimFunc([steps, begin, end, times], body)
+    return tirx.PrimFunc(words, body)
 
 
 def _link(linker: list[str], output: str, objects: Sequence[str]) -> None:

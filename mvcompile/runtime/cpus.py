@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+_MASK_WORD_BYTES = ctypes.sizeof(ctypes.c_ulong)
+_MOST_MASK_BYTES = 2**16
+
+
+class PinError(Exception):
+    """The calling thread could not be pinned to core `core`."""
+
+    def __init__(self, core: int) -> None:
+        super().__init__(core)
+        self.core = core
 
 
 def affinity() -> frozenset[int]:
     """The cores that the calling thread may run on."""
     return frozenset(os.sched_getaffinity(0))
+
+
+def mask_of(core: int) -> bytes:
+    """The `cpu_set_t` that holds `core` alone, as long as this system's calls ask for (sched_getaffinity(2))."""
+    get, nbytes = ctypes.CDLL(None).sched_getaffinity, 128
+    while get(0, ctypes.c_size_t(nbytes), ctypes.create_string_buffer(nbytes)) != 0 and nbytes < _MOST_MASK_BYTES:
+        nbytes *= 2
+    word, bit = divmod(core, 8 * _MASK_WORD_BYTES)
+    words = [1 << bit if index == word else 0 for index in range(nbytes // _MASK_WORD_BYTES)]
+    return b"".join(value.to_bytes(_MASK_WORD_BYTES, sys.byteorder) for value in words)
 
 
 def siblings(core: int, root: Path = Path("/")) -> frozenset[int]:

@@ -14,6 +14,7 @@ from mvcompile.runtime import memory
 from mvcompile.runtime.driver import DRIVER
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel, Library
+from mvcompile.runtime.outputs import OutputPool, Outputs
 from mvcompile.runtime.steps import NativeSteps, PythonSteps, StepError, Steps
 
 Kernels = tuple[tuple[Kernel, ...], ...]
@@ -22,9 +23,13 @@ Kernels = tuple[tuple[Kernel, ...], ...]
 _Result = TypeVar("_Result")
 
 
-def load_program(manifest: Manifest, library: Library, weights: memoryview) -> Program:
-    """The program of a bundle. Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory."""
-    return Program(manifest, _find_kernels(manifest.tasks, library), weights, library.function(DRIVER))
+def load_program(manifest: Manifest, library: Library, weights: memoryview, core: int | None) -> Program:
+    """The program of a bundle, which pins the thread that runs it to `core` meanwhile if the bundle's driver can do that (see
+    `Program.pins`) and `core` is not None.
+
+    Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory.
+    """
+    return Program(manifest, _find_kernels(manifest.tasks, library), weights, library.function(DRIVER), core)
 
 
 def _find_kernels(tasks: Sequence[Task], library: Library) -> Kernels:
@@ -41,20 +46,28 @@ def _find(symbol: str, library: Library) -> Kernel:
 class Program:
     """Steps ready to run. Only `select` and `selected` may be called while a run is in flight; runs must not overlap."""
 
-    def __init__(self, manifest: Manifest, kernels: Kernels, weights: memoryview, driver: Kernel | None) -> None:
+    def __init__(
+        self, manifest: Manifest, kernels: Kernels, weights: memoryview, driver: Kernel | None, core: int | None = None
+    ) -> None:
         plan = manifest.plan
         self._layers = tuple(step.layer for step in plan.steps)
         self._choices = tuple(kernels[step.task] for step in plan.steps)
         self._variant_of = {id(kernel): index for variants in kernels for index, kernel in enumerate(variants)}
         self.input_buffers = [memory.allocate_array(spec.dtype, spec.shape) for spec in manifest.model.inputs]
+        self._own = tuple(zip((spec.name for spec in manifest.model.inputs), self.input_buffers, strict=True))
         self._input_tensors = [memory.tensor(buffer) for buffer in self.input_buffers]
         self._input_uses = _input_uses(plan)
+        self._passed_on = _passed_on(plan)
+        self._pool = OutputPool(manifest.model.outputs)
         arrays = _arrays(plan, weights, self.input_buffers)
-        self._outputs = [(arrays[index], _input_of(plan.tensors[index])) for index in plan.outputs]
         first = [choices[0] for choices in self._choices]
         tensors = [memory.tensor(array) for array in arrays]
         arguments = [[tensors[index] for index in step.arguments] for step in plan.steps]
-        self._steps: Steps = PythonSteps(first, arguments) if driver is None else NativeSteps(driver, first, arguments)
+        sources = [arrays[index] for index in plan.outputs]
+        self.pins = driver is not None and core is not None
+        self._steps: Steps = (
+            PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources, core)
+        )
 
     def select(self, step: int, variant: int) -> None:
         """Use `variant` of step `step` from its next call on. Raises IndexError after `clear`."""
@@ -65,31 +78,48 @@ class Program:
         variant_of = self._variant_of
         return tuple(variant_of[id(kernel)] for kernel in self._steps.selected())
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Run all steps on `inputs` (dtypes and shapes are right) and return copies of the outputs, in the model's order."""
-        return self._run(inputs, self._steps.run)[1]
+    def owns(self, inputs: object) -> bool:
+        """Whether `inputs` is a dict of exactly the `input_buffers`."""
+        if type(inputs) is not dict or len(inputs) != len(self._own):
+            return False
+        for name, buffer in self._own:  # noqa: SIM110  (any() costs a frame in cold caches)
+            if inputs.get(name) is not buffer:
+                return False
+        return True
 
-    def run_profiled(self, inputs: Sequence[Array]) -> tuple[float, ...]:
+    def run(self, inputs: Sequence[Array] | None, out: Sequence[Array] | None = None) -> dict[str, Array]:
+        """Run all steps on `inputs`, or on what `input_buffers` hold if that is None, and return the outputs by name: new arrays,
+        or those of `out`, in the model's order. dtypes and shapes are right, and `out` is C-contiguous."""
+        outputs = self._pool.take() if out is None else self._pool.of(out)
+        if inputs is None:
+            try:
+                self._steps.run(outputs)
+            except StepError as error:
+                raise self._failure(error) from error.__cause__
+        else:
+            self._on(inputs, self._steps.run, outputs)
+        return outputs.by_name
+
+    def run_profiled(self, inputs: Sequence[Array] | None) -> tuple[float, ...]:
         """Do all that `run` does, and return the seconds of each step, the call included, instead of the outputs."""
-        return tuple(self._run(inputs, self._steps.run_timed)[0])
+        return tuple(self._on(inputs or (), self._steps.run_timed, self._pool.take()))
 
     def clear(self) -> None:
         """Drop every reference into the bundle's and the arena's memory, and to the kernels."""
-        self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), ())
-        self.input_buffers, self._input_tensors, self._outputs = [], [], []
+        self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), (), ())
+        self.input_buffers, self._input_tensors, self._own = [], [], ()
 
-    def _run(self, inputs: Sequence[Array], run: Callable[[], _Result]) -> tuple[_Result, list[Array]]:
+    def _on(self, inputs: Sequence[Array], run: Callable[[Outputs], _Result], outputs: Outputs) -> _Result:
         bound = [
             index for index, array in enumerate(inputs) if array is not self.input_buffers[index] and self._take(index, array)
         ]
         try:
-            result = run()
+            return run(outputs)
         except StepError as error:
             raise self._failure(error) from error.__cause__
         finally:
             for index in bound:  # the caller's arrays must not live until the next run
-                self._bind(index, self._input_tensors[index])
-        return result, [(array if at is None else inputs[at]).copy("C") for array, at in self._outputs]
+                self._bind(index, self._input_tensors[index], self.input_buffers[index])
 
     def _take(self, index: int, array: Array) -> bool:
         """Make `array` what the steps read as input `index`, in place if they can (then return True), else by a copy."""
@@ -97,12 +127,14 @@ class Program:
         if tensor is None:
             np.copyto(self.input_buffers[index], array)
             return False
-        self._bind(index, tensor)
+        self._bind(index, tensor, array)
         return True
 
-    def _bind(self, index: int, tensor: Any) -> None:
+    def _bind(self, index: int, tensor: Any, array: Array) -> None:
         for step, position in self._input_uses[index]:
             self._steps.bind(step, position, tensor)
+        for output in self._passed_on[index]:
+            self._steps.read_output(output, array)
 
     def _failure(self, error: StepError) -> BundleError:
         reason = " ".join(str(error.__cause__ or "it gave no reason").split())
@@ -126,6 +158,16 @@ def _arrays(plan: Plan, weights: memoryview, inputs: Sequence[Array]) -> list[Ar
 def _input_of(tensor: Tensor) -> int | None:
     """The model input that a tensor is, None if it is none."""
     return tensor.offset if tensor.storage == INPUT else None
+
+
+def _passed_on(plan: Plan) -> dict[int, list[int]]:
+    """Per input of the model, the outputs that are this very input."""
+    outputs: dict[int, list[int]] = defaultdict(list)
+    for output, index in enumerate(plan.outputs):
+        which = _input_of(plan.tensors[index])
+        if which is not None:
+            outputs[which].append(output)
+    return outputs
 
 
 def _input_uses(plan: Plan) -> dict[int, list[tuple[int, int]]]:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
-from mvcompile.errors import BundleError, UsageError
+from mvcompile.errors import BundleError, EnvironmentProblem, UsageError
 from mvcompile.runtime.cores import CoreRegistry, Lease
+from mvcompile.runtime.cpus import PinError
 from mvcompile.runtime.host import check_host, this_host
-from mvcompile.runtime.inputs import InputCheck
+from mvcompile.runtime.inputs import ArrayCheck
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Library, ensure_tvm_runtime
 from mvcompile.runtime.program import Program, load_program
@@ -25,6 +26,8 @@ from mvcompile.runtime.worker import CallingThread, OwnThread, WorkerStoppedErro
 from mvcompile.types import Objectives, TensorSpec, Verification
 
 _CORES = CoreRegistry()
+_process = os.getpid()
+"""Of this process: asking the system costs some microseconds after a run."""
 _LIVE: weakref.WeakSet[Session] = weakref.WeakSet()
 _Result = TypeVar("_Result")
 
@@ -68,10 +71,11 @@ def load(
             lease = _CORES.lease(str(bundle.path), threads, cores, share_cores)
             undo.callback(_CORES.release, lease)
             ensure_tvm_runtime(bundle.member(RUNTIME_LIBRARY))
-            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS))
+            alone = lease.cores[0] if len(lease.cores) == 1 else None
+            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS), alone)
         except BundleError as error:
             raise _named(bundle, error) from error
-        worker = _worker(lease.cores, f"mvcompile {bundle.manifest.model.name}")
+        worker = _worker(lease.cores, f"mvcompile {bundle.manifest.model.name}", not program.pins)
         undo.pop_all()
     return Session(bundle, program, worker, lease)
 
@@ -79,8 +83,8 @@ def load(
 Worker: TypeAlias = CallingThread | OwnThread
 
 
-def _worker(cores: Sequence[int], name: str) -> Worker:
-    return CallingThread(cores[0]) if len(cores) == 1 else OwnThread(cores, name)
+def _worker(cores: Sequence[int], name: str, pin: bool) -> Worker:
+    return CallingThread(cores[0], pin) if len(cores) == 1 else OwnThread(cores, name)
 
 
 class Session:
@@ -98,9 +102,9 @@ class Session:
         self._program = program
         self._worker = worker
         self._lease = lease
-        self._process = os.getpid()
-        self._inputs = InputCheck(manifest.model.inputs)
-        self._output_names = tuple(spec.name for spec in manifest.model.outputs)
+        self._process = _process
+        self._inputs = ArrayCheck("input", "inputs", manifest.model.inputs)
+        self._outputs = ArrayCheck("output", "out", manifest.model.outputs)
         infos = [tuple(_info(index, variant) for index, variant in enumerate(task.variants)) for task in manifest.tasks]
         self._variants = MappingProxyType({step.layer: infos[step.task] for step in manifest.plan.steps})
         self._table = LayerTable({layer: len(found) for layer, found in self._variants.items()})
@@ -154,16 +158,21 @@ class Session:
         self._require_open()
         return dict(zip((spec.name for spec in self.inputs), self._program.input_buffers, strict=False))
 
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the model once and return its outputs by name: new C-contiguous arrays that belong to the caller.
+    def run(self, inputs: Mapping[str, Array], *, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Run the model once and return its outputs by name: `out`'s arrays, or new C-contiguous ones that belong to the caller.
 
         `inputs` has one array for each of `self.inputs`, with its dtype and shape. C-contiguous arrays at multiples of 64 bytes
-        are used in place and must not be changed meanwhile; others are copied to `input_buffers`.
+        are used in place and must not be changed meanwhile; others are copied to `input_buffers`. `out` has one C-contiguous
+        array for each of `self.outputs`, which are written after the last layer and not at all if one fails.
 
-        Raises InputError for a wrong set of names, dtype or shape; UsageError after `close` or in a forked child.
+        Raises InputError for a wrong set of names, dtype or shape, or an `out` that cannot be written; UsageError after `close`
+        or in a forked child; EnvironmentProblem if the system does not let the thread run on the session's core any more.
         """
-        outputs = self._call(self._program.run, self._inputs.arrays(inputs))
-        return dict(zip(self._output_names, outputs, strict=True))
+        program = self._program
+        arrays = None if program.owns(inputs) else self._inputs.arrays(inputs)
+        if out is None:
+            return self._call(program.run, arrays)
+        return self._call(program.run, arrays, self._outputs.writable(out))
 
     def run_profiled(self, inputs: Mapping[str, Array]) -> tuple[float, ...]:
         """Do what `run` does, but return the seconds each layer took, in the order of `layers`, with the cost of calling it and
@@ -211,14 +220,20 @@ class Session:
         state = f"cores {list(self.cores)}" if self._finalizer.alive else "closed"
         return f"<Session of {self._bundle.path}, {state}>"
 
-    def _call(self, function: Callable[[Sequence[Array]], _Result], inputs: Sequence[Array]) -> _Result:
-        self._require_open()
+    def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        if self._process != _process:
+            self._require_open()
         try:
-            return self._worker.call(function, inputs)
+            return self._worker.call(function, *arguments)
         except WorkerStoppedError:
             raise self._closed() from None
         except BundleError as error:
             raise _named(self._bundle, error) from error
+        except PinError as error:
+            raise EnvironmentProblem(
+                f"the session of {self._bundle.path} may not run on its core {error.core} any more: "
+                "load the bundle again, on cores=... that this process may use now"
+            ) from error
 
     def _store(self, choices: Sequence[Choice]) -> None:
         try:
@@ -237,7 +252,7 @@ class Session:
             raise self._closed()
 
     def _forked(self) -> bool:
-        return os.getpid() != self._process
+        return self._process != _process
 
     def _closed(self) -> UsageError:
         return UsageError(f"the session of {self._bundle.path} is closed: load the bundle again")
@@ -261,7 +276,7 @@ def _cleanup(*actions: Callable[[], object]) -> Callable[[], None]:
 
 def _abandon(process: int, worker: Worker, lease: Lease, *actions: Callable[[], object]) -> None:
     """The end of a session that was never closed. The garbage collector calls this in any thread, so it waits for nothing."""
-    if os.getpid() == process:
+    if process == _process:
         worker.stop(_cleanup(*actions))
         _CORES.release(lease)
 
@@ -272,5 +287,11 @@ def _close_all() -> None:
         session.close()
 
 
+def _after_fork() -> None:
+    global _process
+    _process = os.getpid()
+    _CORES.forget()
+
+
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_CORES.forget)
+os.register_at_fork(after_in_child=_after_fork)

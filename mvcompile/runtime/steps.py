@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from mvcompile.runtime import memory
+from mvcompile.runtime.cpus import PinError, mask_of
+from mvcompile.runtime.driver import RUN_WORDS
+from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel
+from mvcompile.runtime.outputs import Outputs
 
 Arguments = Sequence[Sequence[Any]]
 """Per step, per parameter: a tensor."""
@@ -30,8 +33,9 @@ class StepError(Exception):
 
 
 class Steps(Protocol):
-    """Steps with their arguments and the kernel that each calls next. `select` may be called at any time, from any thread; of the
-    other methods only one at a time."""
+    """Steps with their arguments, the kernel that each calls next, and the arrays that hold the model's outputs after them.
+
+    `select` may be called at any time, from any thread; of the other methods only one at a time."""
 
     def select(self, step: int, kernel: Kernel) -> None:
         """Let `step` call `kernel` from its next turn on. One store, which no reader can see half of."""
@@ -42,19 +46,23 @@ class Steps(Protocol):
     def bind(self, step: int, position: int, tensor: Any) -> None:
         """Make `tensor` the argument at `position` of `step`."""
 
-    def run(self) -> None:
-        """Run the steps. Raises StepError."""
+    def read_output(self, which: int, source: Array) -> None:
+        """Let output `which` be what `source`, C-contiguous, holds after the steps."""
 
-    def run_timed(self) -> list[float]:
-        """Run the steps and return each one's seconds. Raises StepError."""
+    def run(self, outputs: Outputs) -> None:
+        """Run the steps and copy what they leave to `outputs`. Raises StepError, PinError."""
+
+    def run_timed(self, outputs: Outputs) -> list[float]:
+        """Do the same and return each step's seconds."""
 
 
 class PythonSteps:
     """Steps that Python calls one by one."""
 
-    def __init__(self, kernels: Sequence[Kernel], arguments: Arguments) -> None:
+    def __init__(self, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array]) -> None:
         self._kernels = list(kernels)
         self._arguments = [list(row) for row in arguments]
+        self._sources = list(sources)
 
     def select(self, step: int, kernel: Kernel) -> None:
         self._kernels[step] = kernel
@@ -65,31 +73,42 @@ class PythonSteps:
     def bind(self, step: int, position: int, tensor: Any) -> None:
         self._arguments[step][position] = tensor
 
-    def run(self) -> None:
+    def read_output(self, which: int, source: Array) -> None:
+        self._sources[which] = source
+
+    def run(self, outputs: Outputs) -> None:
+        self._run(outputs, lambda kernel, arguments: kernel(*arguments))
+
+    def run_timed(self, outputs: Outputs) -> list[float]:
+        clock, seconds = time.perf_counter, []
+
+        def call(kernel: Kernel, arguments: Sequence[Any]) -> None:
+            before = clock()
+            kernel(*arguments)
+            seconds.append(clock() - before)
+
+        self._run(outputs, call)
+        return seconds
+
+    def _run(self, outputs: Outputs, call: Callable[[Kernel, Sequence[Any]], object]) -> None:
         step = 0
         try:
             for step, arguments in enumerate(self._arguments):
-                self._kernels[step](*arguments)
+                call(self._kernels[step], arguments)
         except Exception as error:
             raise StepError(step) from error
-
-    def run_timed(self) -> list[float]:
-        clock, seconds, step = time.perf_counter, [], 0
-        try:
-            for step, arguments in enumerate(self._arguments):
-                before = clock()
-                self._kernels[step](*arguments)
-                seconds.append(clock() - before)
-        except Exception as error:
-            raise StepError(step) from error
-        return seconds
+        for array, source in zip(outputs.arrays, self._sources, strict=True):
+            array[...] = source
 
 
 class NativeSteps:
-    """Steps that the bundle's driver runs (`driver.py` describes the words)."""
+    """Steps that the bundle's driver runs (`driver.py` describes the words), pinned to `core` if it is not None."""
 
-    def __init__(self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments) -> None:
+    def __init__(
+        self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array], core: int | None
+    ) -> None:
         self._driver = driver
+        self._core = core
         self._kernels: dict[int, Kernel] = {}
         self._arguments = [list(row) for row in arguments]  # the words hold addresses: these keep what they point to
         counts = [len(row) for row in arguments]
@@ -99,8 +118,26 @@ class NativeSteps:
         self._steps = np.zeros((len(counts), 3), np.uint64)
         self._steps[:, _ARGUMENTS] = memory.address(self._values) + self._values.strides[0] * self._first[:-1]
         self._steps[:, _COUNT] = counts
+        self._sources = np.zeros((len(sources), 2), np.uint64)
+        self._held = list(sources)
+        self._mask = np.frombuffer(b"" if core is None else mask_of(core), np.uint8)
+        self._words = np.array(
+            [
+                memory.address(self._steps),
+                len(counts),
+                memory.address(self._sources),
+                len(sources),
+                0 if core is None else memory.address(self._mask),
+                self._mask.size,
+            ],
+            np.uint64,
+        )
+        assert len(self._words) == RUN_WORDS
+        self._count, self._address = len(counts), memory.address(self._words)
         self._times = np.zeros((len(counts) + 1, 2), np.int64)
-        self._steps_address, self._times_address = (ctypes.c_void_p(memory.address(one)) for one in (self._steps, self._times))
+        self._times_address = 0
+        for which, source in enumerate(sources):
+            self.read_output(which, source)
         for step, row in enumerate(arguments):
             self.select(step, kernels[step])
             for position, tensor in enumerate(row):
@@ -118,22 +155,33 @@ class NativeSteps:
         self._arguments[step][position] = tensor
         self._values[self._first[step] + position, 1] = _handle(tensor)
 
-    def run(self) -> None:
-        self._run(None)
+    def read_output(self, which: int, source: Array) -> None:
+        self._held[which] = source
+        self._sources[which] = memory.address(source), source.nbytes
 
-    def run_timed(self) -> list[float]:
-        self._run(self._times_address)
+    def run(self, outputs: Outputs) -> None:
+        stopped = self._driver(self._address, outputs.address, self._times_address)
+        if stopped != self._count:
+            self._fail(stopped)
+
+    def run_timed(self, outputs: Outputs) -> list[float]:
+        stopped = self._driver(self._address, outputs.address, memory.address(self._times))
+        if stopped != self._count:
+            self._fail(stopped)
         stamps_ns = self._times @ _NANOSECONDS
         seconds: list[float] = (np.diff(stamps_ns) * 1e-9).tolist()
         return seconds
 
-    def _run(self, times: ctypes.c_void_p | None) -> None:
-        stopped = self._driver(self._steps_address, 0, len(self._steps), times)
-        if stopped != len(self._steps):
-            self._fail(int(stopped))  # type: ignore[call-overload]
+    def time_every_run(self) -> None:
+        """Let `run` too read the clock after each step, and leave it in `_times`: for benchmarks."""
+        self._times_address = memory.address(self._times)
 
-    def _fail(self, step: int) -> None:
+    def _fail(self, stopped: Any) -> NoReturn:
         """The driver only says which step: its error comes from calling it once more."""
+        step = int(stopped)
+        if step < 0:
+            assert self._core is not None
+            raise PinError(self._core)
         try:
             self.selected()[step](*self._arguments[step])
         except Exception as error:

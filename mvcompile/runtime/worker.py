@@ -15,9 +15,9 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from mvcompile.errors import EnvironmentProblem
+from mvcompile.runtime.cpus import PinError
 from mvcompile.runtime.native import configure_thread_pool
 
-Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
@@ -28,11 +28,11 @@ class WorkerStoppedError(Exception):
 class _Job:
     """A call that waits for the worker. `done` is held until the call has ended."""
 
-    __slots__ = ("argument", "done", "error", "function", "result")
+    __slots__ = ("arguments", "done", "error", "function", "result")
 
-    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
         self.function = function
-        self.argument = argument
+        self.arguments = arguments
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = _thread.allocate_lock()
@@ -40,33 +40,41 @@ class _Job:
 
 
 class CallingThread:
-    """Runs calls in the thread that makes them, one at a time, pinned to `core` for as long as a call takes.
+    """Runs calls in the thread that makes them, one at a time, pinned to `core` for as long as a call takes; or as it is if that
+    is None, for calls that pin the thread themselves.
 
     A thread that has made a call keeps TVM's setting of one thread for its parallel loops: it matters only to code that calls
     TVM's kernels there by other ways.
     """
 
-    def __init__(self, core: int) -> None:
+    def __init__(self, core: int, pin: bool = True) -> None:
         self._core = frozenset((core,))
+        self._pin = pin
         self._gate = threading.Lock()
         self._stopped = False
 
-    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
-        """`function(argument)`. Raises what it raises, and WorkerStoppedError after `stop`."""
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """`function(*arguments)`. Raises what it raises, WorkerStoppedError after `stop`, PinError."""
         with self._gate:
             if self._stopped:
                 raise WorkerStoppedError
-            before = os.sched_getaffinity(0)
             if not getattr(_thread_state, "is_single", False):
-                configure_thread_pool(tuple(self._core))
+                self._pinned(lambda: configure_thread_pool(tuple(self._core)))
                 _thread_state.is_single = True
-            if before == self._core:
-                return function(argument)
+            return self._pinned(function, *arguments) if self._pin else function(*arguments)
+
+    def _pinned(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        before = os.sched_getaffinity(0)
+        if before == self._core:
+            return function(*arguments)
+        try:
             os.sched_setaffinity(0, self._core)
-            try:
-                return function(argument)
-            finally:
-                os.sched_setaffinity(0, before)
+        except OSError as error:
+            raise PinError(min(self._core)) from error
+        try:
+            return function(*arguments)
+        finally:
+            os.sched_setaffinity(0, before)
 
     def stop(self, last: Callable[[], object]) -> None:
         """Let no call in any more; wait for the one under way, then do `last()`."""
@@ -112,12 +120,12 @@ class OwnThread:
             message = f"the session's thread could not be pinned to cores {list(cores)}: {started.error}; name other cores=..."
             raise EnvironmentProblem(message) from started.error
 
-    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
-        """`function(argument)` in the worker's thread, after the calls that came before. Raises what it raises.
+    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """`function(*arguments)` in the worker's thread, after the calls that came before. Raises what it raises.
 
         Raises WorkerStoppedError after `stop`.
         """
-        job = _Job(function, argument)
+        job = _Job(function, *arguments)
         with self._gate:
             if self._stopped:
                 raise WorkerStoppedError
@@ -136,7 +144,7 @@ class OwnThread:
         with self._gate:
             if not self._stopped:
                 self._stopped = True
-                self._queue.put(_Job(lambda _: last(), _END))
+                self._queue.put(_Job(_end, last))
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -144,7 +152,9 @@ class OwnThread:
             self._thread.join()
 
 
-_END = object()
+def _end(last: Callable[[], object]) -> None:
+    """The last call of a thread."""
+    last()
 
 
 def _settle(cores: tuple[int, ...]) -> None:
@@ -158,9 +168,9 @@ def _settle(cores: tuple[int, ...]) -> None:
 def _serve(queue: SimpleQueue[_Job]) -> None:
     while True:
         job = queue.get()
-        last = job.argument is _END
+        last = job.function is _end
         try:
-            job.result = job.function(job.argument)
+            job.result = job.function(*job.arguments)
         except BaseException as error:  # it belongs to the caller, whatever it is
             job.error = error
         done = job.done

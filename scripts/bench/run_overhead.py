@@ -3,16 +3,28 @@
 
     scripts/bench/run_overhead.py model.mvb --output overhead.json
 
-Each round runs the model plainly, with a clock at every kernel, and with inputs that have to be copied, in turn. What a run
-adds is given twice: the median plain run less the median sum of kernels, and the median difference between a run with clocks and
-the sum of its own kernels, in which noise of the kernels cancels out but the cost of the clocks is included. Nothing else should
-run on the machine.
+Every run, of whatever kind, is timed twice: by the caller, around the call, and by the bundle's driver, which reads the clock
+before the first kernel and after each one. What a run adds is the difference of the two in the same run, so the noise of the
+kernels, which is a hundred times larger, is not in it. The kernels' part holds 12 ns per step for the driver's loop, which belong
+to what is added, and 40 ns for the clock, which do not.
+
+Four kinds of run take turns, so that each finds the caches that a run before it has left:
+
+    run       session.run(session.input_buffers), from a thread that is pinned to the session's core
+    roaming   the same from a thread that is not: two system calls more
+    copying   run with inputs that have to be copied
+    call      nothing but the bundle's driver, called from Python: no session, no lock, no checks, no output. What is left is
+              the way from the caller's clock to the first kernel and back, through tvm-ffi and the interpreter lock
+
+The first three figures are what is added to the sum of kernel times. `run` less `call`, in the same round, is what the session
+adds to the least that Python can do with the kernels. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -22,14 +34,17 @@ from typing import Any
 
 import numpy as np
 
-from mvcompile.errors import MvcompileError
+from mvcompile.errors import MvcompileError, UsageError
 from mvcompile.runtime import Session, load
+from mvcompile.runtime.steps import NativeSteps
+
+WARM_UP = 5
 
 
 def main() -> int:
     arguments = _arguments()
     try:
-        result = measure(arguments.bundle, arguments.rounds, arguments.threads, arguments.cores)
+        result = measure(arguments.bundle, arguments.rounds, arguments.core)
     except MvcompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -42,28 +57,28 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--rounds", type=int, default=200, help="runs of each kind (default 200)")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--cores", type=lambda text: [int(core) for core in text.split(",")], help="for example 0,1")
+    parser.add_argument("--rounds", type=int, default=300, help="runs of each kind (default 300)")
+    parser.add_argument("--core", type=int, help="where to run (default: any)")
     parser.add_argument("--output", type=Path, help="write the result as JSON")
     return parser.parse_args()
 
 
-def measure(bundle: Path, rounds: int, threads: int, cores: list[int] | None) -> dict[str, Any]:
-    """All times in seconds; `*_iqr_s` is the interquartile range of the value before it."""
-    first_load_s, session = _timed(lambda: load(bundle, threads=threads, cores=cores))
+def measure(bundle: Path, rounds: int, core: int | None) -> dict[str, Any]:
+    """All times in seconds: medians, but for `added_mean_s`; `*_iqr_s` is the interquartile range of the value before it."""
+    cores = None if core is None else [core]
+    first_load_s, session = _timed(lambda: load(bundle, cores=cores))
     session.close()
     later_s = []
     for _ in range(9):
-        seconds, session = _timed(lambda: load(bundle, threads=threads, cores=cores))
+        seconds, session = _timed(lambda: load(bundle, cores=cores))
         later_s.append(seconds)
         session.close()
-    with load(bundle, threads=threads, cores=cores) as session:
+    with load(bundle, cores=cores) as session:
         times = _rounds(session, rounds)
         steps = len(session.layers)
         used = list(session.cores)
-    run_s, kernels_s = statistics.median(times["run"]), statistics.median(kernels for _, kernels in times["profiled"])
-    paired_s = statistics.median(wall - kernels for wall, kernels in times["profiled"])
+    added = {kind: [wall - kernels for wall, kernels in pairs] for kind, pairs in times.items()}
+    beyond = [run - call for run, call in zip(added["run"], added["call"], strict=True)]
     return {
         "bundle": bundle.name,
         "steps": steps,
@@ -71,32 +86,66 @@ def measure(bundle: Path, rounds: int, threads: int, cores: list[int] | None) ->
         "rounds": rounds,
         "load_first_s": first_load_s,
         "load_later_s": statistics.median(later_s),
-        "run_s": run_s,
-        "run_iqr_s": _iqr(times["run"]),
-        "copying_run_s": statistics.median(times["copying"]),
-        "kernels_s": kernels_s,
-        "kernels_iqr_s": _iqr([kernels for _, kernels in times["profiled"]]),
-        "added_per_step_s": (run_s - kernels_s) / max(steps, 1),
-        "added_per_step_paired_s": paired_s / max(steps, 1),
+        "run_s": statistics.median(wall for wall, _ in times["run"]),
+        "kernels_s": statistics.median(kernels for _, kernels in times["run"]),
+        "added_s": statistics.median(added["run"]),
+        "added_iqr_s": _iqr(added["run"]),
+        "added_mean_s": statistics.mean(added["run"]),
+        "added_roaming_s": statistics.median(added["roaming"]),
+        "added_copying_s": statistics.median(added["copying"]),
+        "call_s": statistics.median(added["call"]),
+        "call_iqr_s": _iqr(added["call"]),
+        "beyond_call_s": statistics.median(beyond),
+        "beyond_call_iqr_s": _iqr(beyond),
+        "added_per_step_s": statistics.median(added["run"]) / max(steps, 1),
+        "beyond_call_per_step_s": statistics.median(beyond) / max(steps, 1),
     }
 
 
-def _rounds(session: Session, rounds: int) -> dict[str, list[Any]]:
-    random = np.random.default_rng(0)
+def _rounds(session: Session, rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Per kind of run, per round: the caller's seconds and the kernels'."""
     inputs = session.input_buffers
+    random = np.random.default_rng(0)
     for array in inputs.values():
         array[...] = random.integers(0, 2, array.shape) if array.dtype.kind in "biu" else random.standard_normal(array.shape)
     unaligned = {name: _unaligned(array) for name, array in inputs.items()}
-    times: dict[str, list[Any]] = {"run": [], "profiled": [], "copying": []}
-    for number in range(rounds + 5):
-        run_s, _ = _timed(lambda: session.run(inputs))
-        wall_s, steps_s = _timed(lambda: session.run_profiled(inputs))
-        copying_s, _ = _timed(lambda: session.run(unaligned))
-        if number >= 5:  # the first ones touch the weights for the first time
-            times["run"].append(run_s)
-            times["profiled"].append((wall_s, sum(steps_s)))
-            times["copying"].append(copying_s)
+    call, kernels = _inside(session)
+    everywhere, pinned = os.sched_getaffinity(0), set(session.cores)
+    kinds: dict[str, tuple[Callable[[], object], set[int]]] = {
+        "run": (lambda: session.run(inputs), pinned),
+        "roaming": (lambda: session.run(inputs), everywhere),
+        "copying": (lambda: session.run(unaligned), pinned),
+        "call": (call, pinned),
+    }
+    times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    for number in range(rounds + WARM_UP):
+        for kind, (function, affinity) in kinds.items():
+            os.sched_setaffinity(0, affinity)
+            call()  # leaves the caches as it leaves them in a loop that does nothing else
+            wall, _ = _timed(function)
+            if number >= WARM_UP:  # the first ones touch the weights for the first time
+                times[kind].append((wall, kernels()))
+    os.sched_setaffinity(0, everywhere)
     return times
+
+
+def _inside(session: Session) -> tuple[Callable[[], object], Callable[[], float]]:
+    """The bare call of the driver, and a function that tells the seconds that all kernels of the last run took.
+
+    From here on the driver reads the clock in every run of the session. None of this can be had from outside: no other script
+    may look into a session.
+    """
+    steps = session._program._steps
+    if not isinstance(steps, NativeSteps):
+        raise UsageError(f"{session!r} runs without a driver, from Python: compile the model again")
+    steps.time_every_run()
+    driver, run, times, stamps = steps._driver, steps._address, steps._times_address, steps._times
+
+    def kernels() -> float:
+        seconds, nanoseconds = (stamps[-1] - stamps[0]).tolist()
+        return float(seconds + nanoseconds * 1e-9)
+
+    return lambda: driver(run, 0, times), kernels
 
 
 def _unaligned(array: Any) -> Any:
@@ -123,12 +172,16 @@ def report(result: dict[str, Any]) -> str:
     us = {name: 1e6 * value for name, value in result.items() if name.endswith("_s")}
     return "\n".join(
         [
-            f"{result['bundle']}: {result['steps']} steps on cores {result['cores']}, {result['rounds']} rounds",
-            f"load                    {us['load_first_s'] / 1e3:10.1f} ms first, {us['load_later_s'] / 1e3:.1f} ms later",
-            f"run                     {us['run_s']:10.1f} us (iqr {us['run_iqr_s']:.1f})",
-            f"run, inputs copied      {us['copying_run_s']:10.1f} us",
-            f"sum of kernels          {us['kernels_s']:10.1f} us (iqr {us['kernels_iqr_s']:.1f})",
-            f"added per step          {us['added_per_step_s']:10.3f} us ({us['added_per_step_paired_s']:.3f} us paired)",
+            f"{result['bundle']}: {result['steps']} steps on core {result['cores'][0]}, {result['rounds']} rounds",
+            f"load                       {us['load_first_s'] / 1e3:9.1f} ms first, {us['load_later_s'] / 1e3:.1f} ms later",
+            f"run                        {us['run_s']:9.1f} us, its kernels {us['kernels_s']:.1f} us",
+            f"added                      {us['added_s']:9.1f} us (iqr {us['added_iqr_s']:.1f}, mean {us['added_mean_s']:.1f})",
+            f"  from a roaming thread    {us['added_roaming_s']:9.1f} us",
+            f"  inputs copied            {us['added_copying_s']:9.1f} us",
+            f"  by a bare call           {us['call_s']:9.1f} us (iqr {us['call_iqr_s']:.1f})",
+            f"  beyond a bare call       {us['beyond_call_s']:9.1f} us (iqr {us['beyond_call_iqr_s']:.1f})",
+            f"added per step             {us['added_per_step_s']:9.3f} us",
+            f"  beyond a bare call       {us['beyond_call_per_step_s']:9.3f} us",
         ]
     )
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mvcompile.runtime import cpus
@@ -100,3 +102,10 @@ def test_of_this_machine() -> None:
     assert all(core in cpus.siblings(core) for core in cpus.affinity())
     quota = cpus.quota()
     assert quota is None or quota > 0
+
+
+def test_mask_of_one_core() -> None:
+    bits = np.unpackbits(np.frombuffer(cpus.mask_of(9), np.uint8), bitorder=sys.byteorder)
+    assert np.flatnonzero(bits).tolist() == [9]
+    assert bits.size % 64 == 0
+    assert bits.size >= os.sysconf("SC_NPROCESSORS_CONF")

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tvm_ffi
 
-from mvcompile.errors import UsageError
+from mvcompile.errors import EnvironmentProblem, UsageError
 from mvcompile.runtime import Session, load, selftest
+from mvcompile.runtime.cores import Lease
 from mvcompile.testing.kernels import Array, tiny_inputs
 
 
@@ -116,7 +118,7 @@ def test_a_dropped_session_ends_its_thread(bundle: Path, two_cores: list[int]) -
 
 FORK = """
 import os, sys
-from mvcompile.errors import UsageError
+from mvcompile.errors import EnvironmentProblem, UsageError
 from mvcompile.runtime import load, selftest
 cores = sorted(os.sched_getaffinity(0))
 session = load(sys.argv[1], cores=cores)
@@ -150,7 +152,7 @@ def test_a_forked_child_is_told_and_can_load_anew(bundle: Path, python: Callable
 
 EXIT = """
 import os, sys, threading
-from mvcompile.errors import UsageError
+from mvcompile.errors import EnvironmentProblem, UsageError
 from mvcompile.runtime import load
 from mvcompile.testing.kernels import Array, tiny_inputs
 session = load(sys.argv[1], cores=sorted(os.sched_getaffinity(0)))
@@ -172,15 +174,33 @@ def test_a_process_that_never_closes_its_session_ends_cleanly(bundle: Path, pyth
     assert python(EXIT, bundle) == ""
 
 
+@pytest.mark.parametrize("native", [True, False])
 def test_a_session_of_one_core_runs_in_the_calling_thread_and_gives_its_affinity_back(
-    bundle: Path, two_cores: list[int], monkeypatch: pytest.MonkeyPatch
+    bundle: Path, plain: Path, two_cores: list[int], native: bool
 ) -> None:
     before, allowed = threads(), os.sched_getaffinity(0)
     seen = []
-    with load(bundle, cores=two_cores[1:]) as session:
+    with load(bundle if native else plain, cores=two_cores[1:]) as session:
         assert threads() == before
-        run = session._program.run
-        monkeypatch.setattr(session._program, "run", lambda inputs: (seen.append(os.sched_getaffinity(0)), run(inputs))[1])
+        session._program._steps.select(0, tvm_ffi.convert_func(lambda *arguments: seen.append(os.sched_getaffinity(0))))
         session.run(tiny_inputs(0))
-    assert seen == [set(two_cores[1:])]
-    assert os.sched_getaffinity(0) == allowed
+        assert os.sched_getaffinity(0) == allowed
+        os.sched_setaffinity(0, two_cores[1:])
+        try:
+            session.run(tiny_inputs(0))
+            assert os.sched_getaffinity(0) == set(two_cores[1:])
+        finally:
+            os.sched_setaffinity(0, allowed)
+    assert seen == [set(two_cores[1:])] * 2
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_core_that_may_not_be_used_any_more(bundle: Path, plain: Path, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = os.sysconf("SC_NPROCESSORS_CONF")  # the first core that this machine has not
+    path = bundle if native else plain
+    with monkeypatch.context() as patch:
+        patch.setattr("mvcompile.runtime.worker.configure_thread_pool", lambda cores: None)
+        patch.setattr("mvcompile.runtime.session._CORES.lease", lambda *arguments: Lease(0, "here", (nowhere,)))
+        patch.setattr("mvcompile.runtime.session._CORES.release", lambda lease: None)
+        with load(path) as session, pytest.raises(EnvironmentProblem, match=f"may not run on its core {nowhere} any more"):
+            session.run(tiny_inputs(0))

@@ -137,6 +137,43 @@ def test_outputs_belong_to_the_caller(session: Session) -> None:
         assert array.flags.c_contiguous
 
 
+def test_outputs_made_ahead_are_given_out_once(session: Session) -> None:
+    outputs = [session.run(tiny_inputs(seed)) for seed in range(40)]
+    for seed, one in enumerate(outputs):
+        assert_close(one, tiny_reference(tiny_inputs(seed)))
+    assert len({address(one["y"]) for one in outputs}) == 40
+
+
+def test_outputs_go_where_the_caller_says(session: Session) -> None:
+    block = np.zeros((2, ROWS, WIDTH), np.float32)
+    out = {"hidden": block[1], "y": block[0]}
+    for inputs in (tiny_inputs(5), session.input_buffers):
+        block[...] = 0
+        outputs = session.run(inputs, out=out)
+        assert_close(outputs, tiny_reference(inputs))
+        assert outputs["y"] is out["y"]
+        assert outputs["hidden"] is out["hidden"]
+
+
+def test_outputs_that_cannot_be_written_are_refused(session: Session) -> None:
+    y, hidden = (np.zeros((ROWS, WIDTH), np.float32) for _ in range(2))
+    fixed = hidden.copy()
+    fixed.flags.writeable = False
+    wrong: list[tuple[object, str]] = [
+        ([y, hidden], "out is a list, expected a mapping from output names to arrays: the model's outputs are 'y'"),
+        ({"y": y}, "output 'hidden' is missing"),
+        ({"y": y, "hidden": hidden, "z": y}, "there is no output 'z'"),
+        ({"y": y, "hidden": hidden.astype(np.float64)}, r"output 'hidden' is float64 \[8, 16\], expected float32 \[8, 16\]"),
+        ({"y": y[:, :8], "hidden": hidden}, r"output 'y' is float32 \[8, 8\], expected"),
+        ({"y": y, "hidden": strided_copy(hidden)}, "output 'hidden' is not C-contiguous"),
+        ({"y": y, "hidden": fixed}, "output 'hidden' is read-only"),
+    ]
+    for out, message in wrong:
+        with pytest.raises(InputError, match=message):
+            session.run(tiny_inputs(1), out=out)  # type: ignore[arg-type]
+    assert not y.any()
+
+
 def test_outputs_that_are_inputs_or_constants(tmp_path: Path) -> None:
     def pass_through(manifest: Manifest) -> Manifest:
         x, gate = manifest.model.inputs
@@ -149,12 +186,14 @@ def test_outputs_that_are_inputs_or_constants(tmp_path: Path) -> None:
     path = tmp_path / "pass.mvb"
     write_kernel_bundle(path, change=pass_through)
     inputs = {name: strided_copy(array) for name, array in tiny_inputs(5).items()}
+    in_place = {name: aligned_copy(array) for name, array in tiny_inputs(6).items()}
     with load(path) as session:
-        outputs = session.run(inputs)
-    np.testing.assert_array_equal(outputs["same"], inputs["x"])
-    np.testing.assert_array_equal(outputs["gate"], inputs["gate"])
-    assert outputs["w0"].shape == (WIDTH, WIDTH)
-    assert not np.shares_memory(outputs["same"], inputs["x"])
+        for given in (inputs, in_place, inputs):
+            outputs = session.run(given)
+            np.testing.assert_array_equal(outputs["same"], given["x"])
+            np.testing.assert_array_equal(outputs["gate"], given["gate"])
+            assert outputs["w0"].shape == (WIDTH, WIDTH)
+            assert not np.shares_memory(outputs["same"], given["x"])
 
 
 def test_a_plan_without_steps(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def test_the_benchmark_prints_and_writes_its_figures(bundle: Path, tmp_path: Pat
     result = json.loads(output.read_text())
     assert (result["bundle"], result["steps"], result["rounds"]) == ("tiny.mvb", 3, 3)
     assert result["run_s"] > result["kernels_s"] > 0
-    assert result["added_per_step_s"] == pytest.approx((result["run_s"] - result["kernels_s"]) / 3)
+    assert result["added_s"] > result["call_s"] > 0
+    assert result["added_per_step_s"] == pytest.approx(result["added_s"] / 3)
+    assert result["beyond_call_per_step_s"] == pytest.approx(result["beyond_call_s"] / 3)
     assert result["load_first_s"] > 0
     assert result["load_later_s"] > 0
 
@@ -34,3 +36,9 @@ def test_the_benchmark_passes_on_what_is_wrong_with_a_bundle(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "error: " in done.stderr
     assert "none.mvb cannot be read" in done.stderr
+
+
+def test_a_bundle_without_a_driver_cannot_be_measured(plain: Path) -> None:
+    done = run(plain)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "runs without a driver, from Python: compile the model again" in done.stderr
