@@ -86,6 +86,13 @@ def _add_compile(commands: Any) -> None:
     )
     parser.add_argument("--variants", type=int, default=5, metavar="K", help="at most K variants per layer (default: 5)")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME:1x3x224x224", help="shape of an input; repeatable")
+    parser.add_argument(
+        "--space",
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="search this space too (docs/search-spaces.md); repeatable",
+    )
     parser.add_argument("--work-dir", metavar="DIR", help="records and references (default: FILE.mvb.work)")
     parser.add_argument("--name", help="the model's name in the bundle (default: the file's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the search (default: 0)")
@@ -109,7 +116,7 @@ def _compile(options: argparse.Namespace) -> None:
         name, shape = parse_shape_option(text)
         if shapes.setdefault(name, shape) != shape:
             raise UsageError(f"--shape gives input {name!r} two shapes; give it once")
-    config = CompileConfig(tuning, shapes, options.work_dir, options.name)
+    config = CompileConfig(tuning, shapes, options.work_dir, options.name, tuple(options.space))
     lines = screen.JsonLines()
     reporter: pipeline.Reporter
     if options.quiet:

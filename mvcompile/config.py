@@ -64,10 +64,12 @@ class CompileConfig:
     """Options of a whole compilation.
 
     `shapes`: static shapes for inputs with symbolic dimensions; `work_dir`: where records and references live (default: next to
-    the bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem).
+    the bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem); `spaces`: files of search
+    spaces (docs/search-spaces.md) that are searched besides the built-in ones.
     """
 
     tuning: TuningConfig = field(default_factory=TuningConfig)
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     work_dir: str | None = None
     name: str | None = None
+    spaces: tuple[str, ...] = ()

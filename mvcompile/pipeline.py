@@ -17,6 +17,7 @@ import tvm
 import tvm_ffi
 
 from mvcompile import assemble, runtime, spaces
+from mvcompile.algorithms import ALGORITHMS, Programs
 from mvcompile.build import build_library, find_linker, make_plan
 from mvcompile.bundle.schema import MAGIC, Manifest
 from mvcompile.config import CompileConfig
@@ -29,7 +30,7 @@ from mvcompile.frontend.relax_module import interface, module_outputs
 from mvcompile.measure.pool import PoolMeasurer
 from mvcompile.measure.protocol import Candidate, Subject
 from mvcompile.records import DiskStore
-from mvcompile.search.strategy import PoolStrategy, Strategy
+from mvcompile.search.strategy import OneByOne, PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, Task, extract
 from mvcompile.tuning.clock import FileClock
@@ -196,6 +197,7 @@ class _Source:
 
 def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Reporter) -> CompileResult:
     find_linker()  # before any work is done
+    own = [spaces.load_space(path) for path in config.spaces]
     if config.tuning.seconds > 0 and config.tuning.trials != 0:
         _require_cost_model()
     reporter.stage("prepare")
@@ -213,7 +215,7 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
     with _open_work(work, reporter) as store, PoolMeasurer(target, references, cores=cores) as measurer:
         clock = FileClock(work / f"clock-{_tuning_key(program, prepared.fingerprint, config)}.json")
         subjects = [_subject(task, weights_cold) for task in program.tasks]
-        tasks = [_tuning_task(task, subject, target, config) for task, subject in zip(program.tasks, subjects, strict=True)]
+        tasks = [_tuning_task(task, subject, target, config, own) for task, subject in zip(program.tasks, subjects, strict=True)]
         tuner = Tuner(
             tasks,
             store,
@@ -274,22 +276,28 @@ def _subject(task: Task, weights_cold: bool) -> Subject:
     return Subject(task.key, tvm.ir.save_json(task.module), tuple(sorted(task.constants)), task.num_outputs, weights_cold)
 
 
-def _tuning_task(task: Task, subject: Subject, target: HostTarget, config: CompileConfig) -> TuningTask:
+def _tuning_task(
+    task: Task, subject: Subject, target: HostTarget, config: CompileConfig, own: Sequence[spaces.OwnSpace]
+) -> TuningTask:
     moved = sum(int(np.prod(each.shape)) * DTYPE_BYTES[each.dtype] for each in task.parameters)
 
     def strategy() -> Strategy[Candidate]:
         seed = (config.tuning.seed * 1_000_003 + int(task.key[:6], 16)) % 2**30
-        pool = spaces.structured_candidates(task.module, target)
-        if pool:
-            return PoolStrategy(pool, seed=seed, model=XgbCostModel(task.module, tvm_target(target), seed))
-        return EvolutionStrategy(task.module, tvm_target(target), seed=seed, batch=config.tuning.batch)
+        built_in = spaces.structured_candidates(task.module, target)
+        pool = built_in + [each for space in own for each in spaces.own_candidates(task.module, target, space)]
+        finite = PoolStrategy(pool, seed=seed, model=XgbCostModel(task.module, tvm_target(target), seed)) if pool else None
+        if finite is not None and built_in:
+            return finite
+        endless = EvolutionStrategy(task.module, tvm_target(target), seed=seed, batch=config.tuning.batch)
+        return endless if finite is None else OneByOne([finite, endless])
 
     default = spaces.default_candidate(task.module, target)
 
     def fallbacks() -> list[Candidate]:
         return [candidate for candidate in spaces.fallback_candidates(task.module, target) if candidate != default]
 
-    return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy, fallbacks)
+    shares = {name: ALGORITHMS[name].products for name in Programs(task.module).alternatives()}
+    return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy, fallbacks, shares)
 
 
 def _build(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +19,7 @@ from tvm.s_tir.schedule import Schedule, Trace
 
 from mvcompile import traces
 from mvcompile.algorithms import ALGORITHMS, Programs
-from mvcompile.errors import EnvironmentProblem
+from mvcompile.errors import EnvironmentProblem, UsageError
 from mvcompile.measure.protocol import Candidate
 from mvcompile.types import HostTarget
 
@@ -65,6 +67,62 @@ def fallback_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candid
     except Exception:  # a failed check inside a primitive is no ScheduleError, and leaves the schedule in an unknown state
         return [unscheduled]
     return [Candidate(traces.dump(schedule.trace), DEFAULT_SPACE), unscheduled]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSpace:
+    """A user's search space: what candidates of it are called, the file, and its function `programs`."""
+
+    name: str
+    path: Path
+    programs: Callable[[Schedule, HostTarget], Iterable[Schedule]]
+
+
+def load_space(path: str | os.PathLike[str]) -> OwnSpace:
+    """The search space in the file at `path` (docs/search-spaces.md says what it holds); its name is the file's stem.
+
+    Raises UsageError for a file that cannot be read or run, that has no function `programs`, or that has a built-in space's name.
+    """
+    path = Path(path)
+    name, code = path.stem, f"mvcompile_search_spaces.own.{path.stem}"
+    if name in (DEFAULT_SPACE, GENERIC_SPACE, *STRUCTURED_SPACES, *ALGORITHMS):
+        raise UsageError(f"search space {path} has the name of a built-in space, {name!r}: rename the file")
+    spec = importlib.util.spec_from_file_location(code, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"search space {path} is no Python file: name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[code] = module  # dataclasses look for their module there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever a user's code raises
+        raise UsageError(f"search space {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    programs = getattr(module, "programs", None)
+    if not callable(programs):
+        raise UsageError(f"search space {path} has no function programs(sch, target): see docs/search-spaces.md")
+    return OwnSpace(name, path, programs)
+
+
+def own_candidates(module: tvm.IRModule, target: HostTarget, space: OwnSpace) -> list[Candidate]:
+    """Every member of a user's space for this task. Raises UsageError if its code does."""
+    if not _has_blocks(module):
+        return []
+    found: list[Candidate] = []
+    try:
+        for design in space.programs(Schedule(module), target):
+            found += [Candidate(traces.dump(trace), space.name) for trace in _members(design.trace)]
+    except Exception as error:  # whatever a user's code raises
+        reason = " ".join(str(error).split()[:60]) or "no message"
+        raise UsageError(
+            f"search space {space.path} failed on a program of blocks {block_names(module)}: {type(error).__name__}: {reason}; "
+            "correct it and run again to resume"
+        ) from error
+    return list(dict.fromkeys(found))
+
+
+def block_names(module: tvm.IRModule) -> list[str]:
+    """The blocks of a program, in order: what tells a search space which kind of task it is."""
+    sch = Schedule(module)
+    return [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
 
 
 def structured_candidates(module: tvm.IRModule, target: HostTarget) -> list[Candidate]:

@@ -21,6 +21,10 @@ class Algorithm(Protocol):
         """The task's program by this algorithm and the position of the parameter that it takes in its own form; None if it
         cannot compute this task."""
 
+    @property
+    def products(self) -> float:
+        """How many of the direct computation's products it needs, as a share, where its tiles divide the result."""
+
     def transform(self, weight: Array) -> Array:
         """That parameter in its own form."""
 

@@ -2,8 +2,8 @@
 
 The image is cut into tiles of m x m outputs. The (m+2) x (m+2) inputs of a tile and the 3 x 3 weights are each transformed into
 (m+2)^2 numbers, the planes, which are multiplied plane by plane (a matrix product over the channels), and the products are
-transformed back: Y = A' [(G g G') * (B' d B)] A. Against the 9 m^2 products of the direct sum that is 2.25, 3.24 and 4 times fewer
-for m of 2, 3 and 4; the weight is 16/9, 25/9 and 36/9 as large.
+transformed back: Y = A' [(G g G') * (B' d B)] A. Against the 9 m^2 products of the direct sum that is 2.25, 3.24 and 4 times
+fewer for m of 2, 3 and 4; the weight is 16/9, 25/9 and 36/9 as large.
 
 Sources: Winograd 1980; Lavin and Gray (CVPR 2016) for convolutional networks; the matrices by the Toom-Cook construction from
 interpolation points (Barabasz, Anderson, Soodhalter and Gregg, ACM TOMS 2020), of which the error depends strongly: for m = 4 the
@@ -74,6 +74,11 @@ class Winograd:
 
     def __init__(self, tile: int) -> None:
         self._tile = tile
+
+    @property
+    def products(self) -> float:
+        """See `Algorithm.products`."""
+        return (self._tile + 2) ** 2 / (_TAPS * self._tile) ** 2
 
     def transform(self, weight: np.ndarray) -> np.ndarray:
         """Panels `(CO/NR, 3, 3, CI, NR)` to planes of panels `((m+2)^2, CO/NR, CI, NR)`; computed in float64, rounded once."""

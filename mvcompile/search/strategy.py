@@ -84,6 +84,27 @@ class PoolStrategy(Generic[C]):
         self._stale = self._stale or bool(results)
 
 
+class OneByOne(Generic[C]):
+    """Several searches, each asked when the ones before it have nothing left; all learn from every outcome."""
+
+    def __init__(self, strategies: Sequence[Strategy[C]]) -> None:
+        self._strategies = list(strategies)
+
+    @property
+    def remaining(self) -> int | None:
+        counts = [strategy.remaining for strategy in self._strategies]
+        return None if any(count is None for count in counts) else sum(count or 0 for count in counts)
+
+    def ask(self, count: int) -> list[C]:
+        """See `Strategy.ask`."""
+        return next((asked for strategy in self._strategies if (asked := strategy.ask(count))), [])
+
+    def tell(self, results: Sequence[tuple[C, float | None]]) -> None:
+        """See `Strategy.tell`."""
+        for strategy in self._strategies:
+            strategy.tell(results)
+
+
 class Allocation:
     """Which task deserves the next batch: the one with the most predicted time still to be won.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from mvcompile.config import TuningConfig
@@ -24,7 +24,7 @@ class TuningTask:
     """What the loop needs to know of a task: identity, weight in the model, and how to search it.
 
     `strategy` makes the search (only called for tasks that get a batch: building one may take a second); `fallbacks` are what to
-    use if `default` should not work, best first.
+    use if `default` should not work, best first. `shares`: spaces whose kernels need only a share of the `flops`.
     """
 
     name: str
@@ -35,6 +35,7 @@ class TuningTask:
     default: Candidate
     strategy: Callable[[], Strategy[Candidate]]
     fallbacks: Callable[[], Sequence[Candidate]] = tuple
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ class Tuner:
         left = state.strategy.remaining if state.strategy is not None else None
         unswept = 1.0 if state.strategy is None else None if left is None else left / max(state.size or 1, 1)
         task = state.task
-        return self._allocation.gain_s(task.subject.key, task.calls, task.flops, task.moved_bytes, unswept)
+        least_flops = task.flops * min(task.shares.values(), default=1.0)
+        return self._allocation.gain_s(task.subject.key, task.calls, least_flops, task.moved_bytes, unswept)
 
     def _measure_batch(self, state: _State) -> None:
         start = time.monotonic()
@@ -213,7 +215,8 @@ class Tuner:
 
     def _note(self, task: TuningTask, record: Record) -> None:
         if record.objectives is not None:
-            self._allocation.saw(task.subject.key, record.objectives.latency_s, task.flops, task.moved_bytes)
+            flops = task.flops * task.shares.get(record.space, 1.0)
+            self._allocation.saw(task.subject.key, record.objectives.latency_s, flops, task.moved_bytes)
 
     def _settle_front(self, state: _State) -> None:
         """Measures the front's members again, interleaved and precisely: what was measured minutes apart is not comparable.
