@@ -41,10 +41,10 @@ class ArrayCheck:
             raise InputError(f"there is no {self._kind} {extra!r}: {self._known()}")
         return arrays
 
-    def writable(self, given: object) -> list[Array]:
-        """The same for arrays to be written to, which have to be C-contiguous too."""
-        arrays = self.arrays(given)
-        for (name, _, _), array in zip(self._wanted, arrays, strict=True):
+    def writable(self, given: object) -> dict[str, Array]:
+        """The same for arrays to be written to, which have to be C-contiguous too; by name, each once."""
+        arrays = {name: array for (name, _, _), array in zip(self._wanted, self.arrays(given), strict=True)}
+        for name, array in arrays.items():
             if not (array.flags.c_contiguous and array.flags.writeable):
                 fault = "read-only" if array.flags.c_contiguous else "not C-contiguous"
                 raise InputError(f"{self._kind} {name!r} is {fault}: give an array such as numpy.empty makes")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,17 +15,13 @@ _AHEAD = 16
 _AHEAD_BYTES = 2**16
 
 
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """C-contiguous arrays for a model's outputs."""
+class Outputs(NamedTuple):
+    """Where a run leaves its outputs. Few and small objects: each one that a run lets go costs it a microsecond."""
 
-    by_name: dict[str, Array]
-    arrays: Sequence[Array]
-    """In the model's order."""
-    table: Array
-    """Their addresses (uint64)."""
-    address: int
-    """Of the table."""
+    arrays: dict[str, Array]
+    """C-contiguous, in the order of the model's outputs, each name once."""
+    table: int
+    """Address of their addresses (64-bit words)."""
 
 
 class OutputPool:
@@ -36,21 +32,25 @@ class OutputPool:
     """
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._specs = [(spec.name, spec.shape, np.dtype(spec.dtype)) for spec in specs]
-        self._ahead = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, sum(spec.nbytes for spec in specs))))
+        self._specs = {spec.name: (spec.shape, np.dtype(spec.dtype)) for spec in specs}
+        ahead = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, sum(spec.nbytes for spec in specs))))
+        self._tables = np.zeros((ahead, max(1, len(self._specs))), np.uint64)
+        self._own = np.zeros(max(1, len(self._specs)), np.uint64)
         self._ready: list[Outputs] = []
 
     def take(self) -> Outputs:
-        """Arrays that nobody else has."""
+        """Arrays that nobody else has. The table is good until the next call but as many as are made ahead."""
         if not self._ready:
-            self._ready = [self._new() for _ in range(self._ahead)]
+            self._ready = [self._into(table, self._new()) for table in self._tables]
         return self._ready.pop()
 
-    def of(self, arrays: Sequence[Array]) -> Outputs:
-        """These arrays, of the right dtypes and shapes and C-contiguous."""
-        table = np.array([memory.address(array) for array in arrays], np.uint64)
-        names = (name for name, _, _ in self._specs)
-        return Outputs(dict(zip(names, arrays, strict=True)), arrays, table, memory.address(table))
+    def of(self, arrays: dict[str, Array]) -> Outputs:
+        """These arrays, of the right dtypes and shapes and C-contiguous. The table is good until the next call."""
+        return self._into(self._own, arrays)
 
-    def _new(self) -> Outputs:
-        return self.of([np.empty(shape, dtype) for _, shape, dtype in self._specs])
+    def _new(self) -> dict[str, Array]:
+        return {name: np.empty(shape, dtype) for name, (shape, dtype) in self._specs.items()}
+
+    def _into(self, table: Array, arrays: dict[str, Array]) -> Outputs:
+        table[: len(arrays)] = [memory.address(array) for array in arrays.values()]
+        return Outputs(arrays, memory.address(table))

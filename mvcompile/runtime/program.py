@@ -57,13 +57,14 @@ class Program:
         self._own = tuple(zip((spec.name for spec in manifest.model.inputs), self.input_buffers, strict=True))
         self._input_tensors = [memory.tensor(buffer) for buffer in self.input_buffers]
         self._input_uses = _input_uses(plan)
-        self._passed_on = _passed_on(plan)
+        results = list(dict(zip((spec.name for spec in manifest.model.outputs), plan.outputs, strict=True)).values())
+        self._passed_on = _passed_on(plan, results)
         self._pool = OutputPool(manifest.model.outputs)
         arrays = _arrays(plan, weights, self.input_buffers)
         first = [choices[0] for choices in self._choices]
         tensors = [memory.tensor(array) for array in arrays]
         arguments = [[tensors[index] for index in step.arguments] for step in plan.steps]
-        sources = [arrays[index] for index in plan.outputs]
+        sources = [arrays[index] for index in results]
         self.pins = driver is not None and core is not None
         self._steps: Steps = (
             PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources, core)
@@ -87,10 +88,10 @@ class Program:
                 return False
         return True
 
-    def run(self, inputs: Sequence[Array] | None, out: Sequence[Array] | None = None) -> dict[str, Array]:
-        """Run all steps on `inputs`, or on what `input_buffers` hold if that is None, and return the outputs by name: new arrays,
-        or those of `out`, in the model's order. dtypes and shapes are right, and `out` is C-contiguous."""
-        outputs = self._pool.take() if out is None else self._pool.of(out)
+    def run(self, inputs: Sequence[Array] | None) -> dict[str, Array]:
+        """Run all steps on `inputs` (dtypes and shapes are right), or on what `input_buffers` hold if that is None, and return
+        the outputs by name in new arrays."""
+        outputs = self._pool.take()
         if inputs is None:
             try:
                 self._steps.run(outputs)
@@ -98,16 +99,23 @@ class Program:
                 raise self._failure(error) from error.__cause__
         else:
             self._on(inputs, self._steps.run, outputs)
-        return outputs.by_name
+        return outputs.arrays
 
-    def run_profiled(self, inputs: Sequence[Array] | None) -> tuple[float, ...]:
+    def run_into(self, inputs_and_out: tuple[Sequence[Array], dict[str, Array]]) -> dict[str, Array]:
+        """The same, but into arrays of the caller, C-contiguous and in the model's order."""
+        inputs, out = inputs_and_out
+        self._on(inputs, self._steps.run, self._pool.of(out))
+        return out
+
+    def run_profiled(self, inputs: Sequence[Array]) -> tuple[float, ...]:
         """Do all that `run` does, and return the seconds of each step, the call included, instead of the outputs."""
-        return tuple(self._on(inputs or (), self._steps.run_timed, self._pool.take()))
+        return tuple(self._on(inputs, self._steps.run_timed, self._pool.take()))
 
     def clear(self) -> None:
         """Drop every reference into the bundle's and the arena's memory, and to the kernels."""
         self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), (), ())
         self.input_buffers, self._input_tensors, self._own = [], [], ()
+        self._pool = OutputPool(())
 
     def _on(self, inputs: Sequence[Array], run: Callable[[Outputs], _Result], outputs: Outputs) -> _Result:
         bound = [
@@ -160,10 +168,10 @@ def _input_of(tensor: Tensor) -> int | None:
     return tensor.offset if tensor.storage == INPUT else None
 
 
-def _passed_on(plan: Plan) -> dict[int, list[int]]:
-    """Per input of the model, the outputs that are this very input."""
+def _passed_on(plan: Plan, results: Sequence[int]) -> dict[int, list[int]]:
+    """Per input of the model, which of `results` (tensors) are this very input."""
     outputs: dict[int, list[int]] = defaultdict(list)
-    for output, index in enumerate(plan.outputs):
+    for output, index in enumerate(results):
         which = _input_of(plan.tensors[index])
         if which is not None:
             outputs[which].append(output)

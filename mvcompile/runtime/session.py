@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
@@ -29,6 +29,7 @@ _CORES = CoreRegistry()
 _process = os.getpid()
 """Of this process: asking the system costs some microseconds after a run."""
 _LIVE: weakref.WeakSet[Session] = weakref.WeakSet()
+_Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
 
 
@@ -169,10 +170,9 @@ class Session:
         or in a forked child; EnvironmentProblem if the system does not let the thread run on the session's core any more.
         """
         program = self._program
-        arrays = None if program.owns(inputs) else self._inputs.arrays(inputs)
-        if out is None:
-            return self._call(program.run, arrays)
-        return self._call(program.run, arrays, self._outputs.writable(out))
+        if out is not None:
+            return self._call(program.run_into, (self._inputs.arrays(inputs), self._outputs.writable(out)))
+        return self._call(program.run, None if program.owns(inputs) else self._inputs.arrays(inputs))
 
     def run_profiled(self, inputs: Mapping[str, Array]) -> tuple[float, ...]:
         """Do what `run` does, but return the seconds each layer took, in the order of `layers`, with the cost of calling it and
@@ -220,11 +220,11 @@ class Session:
         state = f"cores {list(self.cores)}" if self._finalizer.alive else "closed"
         return f"<Session of {self._bundle.path}, {state}>"
 
-    def _call(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    def _call(self, function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
         if self._process != _process:
             self._require_open()
         try:
-            return self._worker.call(function, *arguments)
+            return self._worker.call(function, argument)
         except WorkerStoppedError:
             raise self._closed() from None
         except BundleError as error:

@@ -97,7 +97,7 @@ class PythonSteps:
                 call(self._kernels[step], arguments)
         except Exception as error:
             raise StepError(step) from error
-        for array, source in zip(outputs.arrays, self._sources, strict=True):
+        for array, source in zip(outputs.arrays.values(), self._sources, strict=True):
             array[...] = source
 
 
@@ -160,12 +160,12 @@ class NativeSteps:
         self._sources[which] = memory.address(source), source.nbytes
 
     def run(self, outputs: Outputs) -> None:
-        stopped = self._driver(self._address, outputs.address, self._times_address)
+        stopped = self._driver(self._address, outputs.table, self._times_address)
         if stopped != self._count:
             self._fail(stopped)
 
     def run_timed(self, outputs: Outputs) -> list[float]:
-        stopped = self._driver(self._address, outputs.address, memory.address(self._times))
+        stopped = self._driver(self._address, outputs.table, memory.address(self._times))
         if stopped != self._count:
             self._fail(stopped)
         stamps_ns = self._times @ _NANOSECONDS

@@ -18,6 +18,7 @@ from mvcompile.errors import EnvironmentProblem
 from mvcompile.runtime.cpus import PinError
 from mvcompile.runtime.native import configure_thread_pool
 
+Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
@@ -28,11 +29,11 @@ class WorkerStoppedError(Exception):
 class _Job:
     """A call that waits for the worker. `done` is held until the call has ended."""
 
-    __slots__ = ("arguments", "done", "error", "function", "result")
+    __slots__ = ("argument", "done", "error", "function", "result")
 
-    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(self, function: Callable[[Any], Any], argument: Any) -> None:
         self.function = function
-        self.arguments = arguments
+        self.argument = argument
         self.result: Any = None
         self.error: BaseException | None = None
         self.done = _thread.allocate_lock()
@@ -53,26 +54,26 @@ class CallingThread:
         self._gate = threading.Lock()
         self._stopped = False
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """`function(*arguments)`. Raises what it raises, WorkerStoppedError after `stop`, PinError."""
+    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
+        """`function(argument)`. Raises what it raises, WorkerStoppedError after `stop`, PinError."""
         with self._gate:
             if self._stopped:
                 raise WorkerStoppedError
             if not getattr(_thread_state, "is_single", False):
-                self._pinned(lambda: configure_thread_pool(tuple(self._core)))
+                self._pinned(configure_thread_pool, tuple(self._core))
                 _thread_state.is_single = True
-            return self._pinned(function, *arguments) if self._pin else function(*arguments)
+            return self._pinned(function, argument) if self._pin else function(argument)
 
-    def _pinned(self, function: Callable[..., Result], *arguments: Any) -> Result:
+    def _pinned(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
         before = os.sched_getaffinity(0)
         if before == self._core:
-            return function(*arguments)
+            return function(argument)
         try:
             os.sched_setaffinity(0, self._core)
         except OSError as error:
             raise PinError(min(self._core)) from error
         try:
-            return function(*arguments)
+            return function(argument)
         finally:
             os.sched_setaffinity(0, before)
 
@@ -120,12 +121,12 @@ class OwnThread:
             message = f"the session's thread could not be pinned to cores {list(cores)}: {started.error}; name other cores=..."
             raise EnvironmentProblem(message) from started.error
 
-    def call(self, function: Callable[..., Result], *arguments: Any) -> Result:
-        """`function(*arguments)` in the worker's thread, after the calls that came before. Raises what it raises.
+    def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
+        """`function(argument)` in the worker's thread, after the calls that came before. Raises what it raises.
 
         Raises WorkerStoppedError after `stop`.
         """
-        job = _Job(function, *arguments)
+        job = _Job(function, argument)
         with self._gate:
             if self._stopped:
                 raise WorkerStoppedError
@@ -170,7 +171,7 @@ def _serve(queue: SimpleQueue[_Job]) -> None:
         job = queue.get()
         last = job.function is _end
         try:
-            job.result = job.function(*job.arguments)
+            job.result = job.function(job.argument)
         except BaseException as error:  # it belongs to the caller, whatever it is
             job.error = error
         done = job.done
