@@ -40,7 +40,8 @@ def _pairwise(operator: Callable[[Any, Any], Any]) -> Conversion:
 
 
 def _clip(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
-    """One operator for constant bounds of floats. TVM's importer makes functions of its own for each bound."""
+    """Maximum and minimum for constant bounds of floats: they fuse with a convolution of any layout, TVM's own clip with none.
+    TVM's importer makes functions of its own for each bound."""
     bounds = []
     for position, (name, unbounded) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
         value = np.array(attributes.get(name, unbounded)) if inputs[position] is None else constant(inputs[position])
@@ -49,7 +50,11 @@ def _clip(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
         bounds.append(float(value.reshape(())))
     if bounds[0] > bounds[1] or not str(inputs[0].ty.dtype).startswith("float"):
         return None  # crossed bounds mean the upper one to ONNX, the lower one to TVM
-    return relax.op.clip(inputs[0], *bounds)
+    result, dtype = inputs[0], str(inputs[0].ty.dtype)
+    for operation, bound in zip((relax.op.maximum, relax.op.minimum), bounds, strict=True):
+        if np.isfinite(bound):
+            result = builder.normalize(operation(result, relax.const(np.array(bound, dtype), dtype)))
+    return result
 
 
 def _batch_normalization(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:

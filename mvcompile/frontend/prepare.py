@@ -18,7 +18,7 @@ from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmu
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
-PREPARE_VERSION = 2
+PREPARE_VERSION = 3
 """Raised whenever a change here can alter a task's program; part of the fingerprint."""
 
 _CHANNELS_LAST = {

@@ -102,3 +102,34 @@ def test_programs_with_these_functions_survive_being_stored() -> None:
     task = only_task(network(CASES["silu"][0], (4, 32)), HOST)
     again = tvm.ir.load_json(tvm.ir.save_json(task.module))
     tvm.ir.assert_structural_equal(again, task.module)
+
+
+EDGES = [0.0, -0.0, math.inf, -math.inf, math.nan, -1.0, 1e-42, 3e38]
+
+
+@pytest.mark.parametrize("exponent", [0.75, -0.75, 0.5, -0.25, 1.75, 2.5])
+def test_powers_of_quarters_are_square_roots(exponent: float) -> None:
+    """As precise as the C library's to 4 units in the last place, and alike at all edges."""
+    task = only_task(network(lambda g, x: g(relax.op.power(x, relax.const(np.float32(exponent)))), (4, 256)), HOST)
+    assert "quarter_power" in str(task.module)
+    x = np.abs(np.random.default_rng(0).standard_normal((4, 256), dtype=np.float32))
+    x.flat[: len(EDGES)] = EDGES
+    with np.errstate(all="ignore"):
+        wanted = np.array([_power(float(each), exponent) for each in x.flat]).reshape(x.shape)
+        rounded = wanted.astype(np.float32)
+    found = results(task, x)
+    finite = np.isfinite(rounded)
+    np.testing.assert_array_equal(found[~finite], rounded[~finite])
+    assert (np.abs(found[finite] - wanted[finite]) / np.spacing(np.abs(rounded[finite]))).max() <= 4.0
+
+
+def _power(base: float, exponent: float) -> float:
+    if base == 0.0 and exponent < 0.0:
+        return math.inf
+    return math.nan if base < 0.0 and math.isfinite(base) else math.pow(base, exponent)
+
+
+@pytest.mark.parametrize("exponent", [0.3, 3.0, -1.0, 7.75])
+def test_other_powers_stay(exponent: float) -> None:
+    task = only_task(network(lambda g, x: g(relax.op.power(x, relax.const(np.float32(exponent)))), (4, 16)), HOST)
+    assert "quarter_power" not in str(task.module)
