@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,25 @@ OPSET = 17
 IR_VERSION = 8
 
 
-class Graph:
-    """Collects nodes, weights, inputs and outputs. Nodes are named by the caller's path, as exporters do (`/block/conv`)."""
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A float32 weight whose values are made only when they are wanted: there may be more than a gigabyte of them."""
 
-    def __init__(self, name: str) -> None:
+    shape: tuple[int, ...]
+    make: Callable[[], seeding.Weights]
+
+
+class Graph:
+    """Collects nodes, weights, inputs and outputs. Nodes are named by the caller's path, as exporters do (`/block/conv`).
+
+    Weights are keyed by `key` (the name if not given) and their own names: graphs with one key share what they name alike.
+    """
+
+    def __init__(self, name: str, key: str | None = None) -> None:
         self.name = name
+        self.key = key or name
         self.nodes: list[onnx.NodeProto] = []
-        self.weights: dict[str, onnx.TensorProto] = {}
+        self.weights: dict[str, onnx.TensorProto | Seeded] = {}
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
 
@@ -45,16 +59,43 @@ class Graph:
         return name
 
     def kernel(self, name: str, shape: Sequence[int], fan_in: int, gain: float = 1.0) -> str:
-        return self.constant(name, seeding.kernel(f"{self.name}/{name}", shape, fan_in, gain))
+        return self._seeded(name, shape, functools.partial(seeding.kernel, fan_in=fan_in, gain=gain))
 
     def bias(self, name: str, shape: Sequence[int]) -> str:
-        return self.constant(name, seeding.bias(f"{self.name}/{name}", shape))
+        return self._seeded(name, shape, seeding.bias)
 
     def scale(self, name: str, shape: Sequence[int], around: float = 1.0) -> str:
-        return self.constant(name, seeding.scale(f"{self.name}/{name}", shape, around))
+        return self._seeded(name, shape, functools.partial(seeding.scale, around=around))
 
     def variance(self, name: str, shape: Sequence[int]) -> str:
-        return self.constant(name, seeding.variance(f"{self.name}/{name}", shape))
+        return self._seeded(name, shape, seeding.variance)
+
+    def _seeded(self, name: str, shape: Sequence[int], make: Callable[[str, Sequence[int]], seeding.Weights]) -> str:
+        self.weights.setdefault(name, Seeded(tuple(shape), functools.partial(make, f"{self.key}/{name}", shape)))
+        return name
+
+    def conv(
+        self, x: str, name: str, inputs: int, outputs: int, *, size: int = 3, stride: int = 1, pad: int | None = None,
+        groups: int = 1, gain: float = 2.0, bias: bool = False, path: str | None = None,
+    ) -> str:  # fmt: skip
+        """A square convolution, padded by half its window unless `pad` is given. `path` names the node, `name` the weights."""
+        weights = [self.kernel(f"{name}.weight", (outputs, inputs // groups, size, size), inputs // groups * size * size, gain)]
+        if bias:
+            weights.append(self.bias(f"{name}.bias", (outputs,)))
+        pads = [size // 2 if pad is None else pad] * 4
+        window: dict[str, Any] = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": pads, "group": groups}
+        return self.node("Conv", [x, *weights], f"/{path or name}/Conv", **window)
+
+    def batch_norm(self, x: str, name: str, channels: int, *, around: float = 1.0, path: str | None = None) -> str:
+        """Batch normalisation as a node of its own, with scales whose mean square is `around` squared."""
+        statistics = [
+            self.scale(f"{name}.weight", (channels,), around),
+            self.bias(f"{name}.bias", (channels,)),
+            self.bias(f"{name}.running_mean", (channels,)),
+            self.variance(f"{name}.running_var", (channels,)),
+        ]
+        path = f"/{path or name}/BatchNormalization"
+        return self.node("BatchNormalization", [x, *statistics], path, epsilon=1e-5, momentum=0.9)
 
     def linear(self, x: str, name: str, inputs: int, outputs: int, gain: float = 1.0) -> str:
         """x [..., inputs] times a weight matrix, plus bias: [..., outputs]."""
@@ -96,6 +137,21 @@ class Graph:
         return self.node("Reshape", [context, merge], f"/{name}/Reshape")
 
     def model(self) -> onnx.ModelProto:
-        graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, list(self.weights.values()))
+        """The network with all its weights."""
+        return self._model(
+            [numpy_helper.from_array(w.make(), n) if isinstance(w, Seeded) else w for n, w in self.weights.items()]
+        )
+
+    def outline(self) -> onnx.ModelProto:
+        """The network whose seeded weights have a shape but no values: all it takes to count them, in no time and memory."""
+        return self._model(
+            [
+                TensorProto(name=name, data_type=TensorProto.FLOAT, dims=weight.shape) if isinstance(weight, Seeded) else weight
+                for name, weight in self.weights.items()
+            ]
+        )
+
+    def _model(self, weights: list[onnx.TensorProto]) -> onnx.ModelProto:
+        graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, weights)
         operators = [helper.make_opsetid("", OPSET)]
         return helper.make_model(graph, producer_name="mvcompile", ir_version=IR_VERSION, opset_imports=operators)

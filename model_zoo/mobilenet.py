@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import onnx
 
 from .graph import Graph
 
@@ -13,7 +10,7 @@ BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 """Expansion, output channels, repetitions, stride of the first repetition."""
 
 
-def build(name: str) -> onnx.ModelProto:
+def build(name: str) -> Graph:
     """[1, 3, 224, 224] to 1000 logits; 3.50 M parameters, 300 M multiply-accumulates."""
     graph = Graph(name)
     x = graph.input("input", (1, 3, 224, 224))
@@ -30,7 +27,7 @@ def build(name: str) -> onnx.ModelProto:
     weights = [graph.kernel("classifier.1.weight", (1000, 1280), 1280, 2.0), graph.bias("classifier.1.bias", (1000,))]
     graph.node("Gemm", [x, *weights], "/classifier/classifier.1/Gemm", "output", transB=1)
     graph.output("output", (1, 1000))
-    return graph.model()
+    return graph
 
 
 def _block(graph: Graph, x: str, name: str, inputs: int, outputs: int, expansion: int, stride: int) -> str:
@@ -48,17 +45,8 @@ def _conv(
     size: int = 3, stride: int = 1, groups: int = 1, relu: bool = True, gain: float = 2.0, around: float = 1.0,
 ) -> str:  # fmt: skip
     """Convolution without bias, batch norm, and ReLU6 (a Clip) unless linear."""
-    fan_in = inputs // groups * size * size
-    weight = graph.kernel(f"{name}.0.weight", (outputs, inputs // groups, size, size), fan_in, gain)
-    window: dict[str, Any] = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
-    x = graph.node("Conv", [x, weight], f"/{name}/Conv", **window)
-    statistics = [
-        graph.scale(f"{name}.1.weight", (outputs,), around),
-        graph.bias(f"{name}.1.bias", (outputs,)),
-        graph.bias(f"{name}.1.running_mean", (outputs,)),
-        graph.variance(f"{name}.1.running_var", (outputs,)),
-    ]
-    x = graph.node("BatchNormalization", [x, *statistics], f"/{name}/BatchNormalization", epsilon=1e-5, momentum=0.9)
+    x = graph.conv(x, f"{name}.0", inputs, outputs, size=size, stride=stride, groups=groups, gain=gain, path=name)
+    x = graph.batch_norm(x, f"{name}.1", outputs, around=around, path=name)
     if not relu:
         return x
     bounds = [graph.constant("zero", np.array(0.0, np.float32)), graph.constant("six", np.array(6.0, np.float32))]

@@ -15,10 +15,6 @@ from onnx import numpy_helper
 
 from . import seeding
 
-RESIDUAL, PROJECTED = 0.35, 0.7
-"""Scale of a batch norm that ends in a residual sum: x1.12 in variance per block, so that 16 of them stay in range. Where both
-summands are normalised (a projected shortcut), each brings half of the variance."""
-
 RECTIFIERS = ("Relu", "Clip", "Softmax")
 TRANSPARENT = ("MaxPool", "AveragePool", "GlobalAveragePool", "Reshape", "Transpose", "Concat", "Dropout", "LRN")
 
@@ -96,7 +92,7 @@ class _Seeder:
             if reader.op_type == "Sum":
                 producers = [self.producers.get(tensor) for tensor in reader.input]
                 projected = all(p is not None and p.op_type == "BatchNormalization" for p in producers)
-                return PROJECTED if projected else RESIDUAL
+                return seeding.PROJECTED if projected else seeding.RESIDUAL
         return 1.0
 
     def _gain(self, node: onnx.NodeProto) -> float:

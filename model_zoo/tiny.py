@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import onnx
-
 from .graph import Graph
 
 
-def convolutional(name: str) -> onnx.ModelProto:
+def convolutional(name: str) -> Graph:
     """3x32x32 image to 10 logits: 3x3 convolutions (strides 1 and 2), a residual sum, a depthwise one, pools, a linear layer."""
     graph = Graph(name)
     x = graph.input("image", (1, 3, 32, 32))
@@ -27,24 +23,18 @@ def convolutional(name: str) -> onnx.ModelProto:
     weights = [graph.kernel("fc.weight", (10, 32), 32, 2.0), graph.bias("fc.bias", (10,))]
     graph.node("Gemm", [x, *weights], "/fc/Gemm", "logits", transB=1)
     graph.output("logits", (1, 10))
-    return graph.model()
+    return graph
 
 
 def _conv(
     graph: Graph, x: str, name: str, inputs: int, outputs: int, *,
     size: int = 3, stride: int = 1, groups: int = 1, relu: bool = True, gain: float = 2.0,
 ) -> str:  # fmt: skip
-    shape = (outputs, inputs // groups, size, size)
-    weights = [
-        graph.kernel(f"{name}.weight", shape, inputs // groups * size * size, gain),
-        graph.bias(f"{name}.bias", (outputs,)),
-    ]
-    window: dict[str, Any] = {"kernel_shape": [size, size], "strides": [stride, stride], "pads": [size // 2] * 4, "group": groups}
-    x = graph.node("Conv", [x, *weights], f"/{name}/Conv", **window)
+    x = graph.conv(x, name, inputs, outputs, size=size, stride=stride, groups=groups, gain=gain, bias=True)
     return graph.node("Relu", [x], f"/{name}/Relu") if relu else x
 
 
-def transformer(name: str) -> onnx.ModelProto:
+def transformer(name: str) -> Graph:
     """One pre-norm transformer block on [1, 16, 64]: 4 heads, feed-forward of 256 with GELU, and a last layer norm."""
     sequence, hidden, heads = 16, 64, 4
     graph = Graph(name)
@@ -56,4 +46,4 @@ def transformer(name: str) -> onnx.ModelProto:
     x = graph.node("Add", [x, inner], "/feed_forward/residual/Add")
     graph.layer_norm(x, "norm3", hidden, 1e-5, "features")
     graph.output("features", (1, sequence, hidden))
-    return graph.model()
+    return graph
