@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,25 +35,26 @@ def dominates(a: ArrayLike, b: ArrayLike) -> bool:
     return bool(np.all(left <= right) and np.any(left < right))
 
 
-def front(points: ArrayLike, *, rtol: float = 0.0) -> Indices:
+def front(points: ArrayLike, *, rtol: float | Sequence[float] = 0.0) -> Indices:
     """Indices of the non-dominated rows of `points`; of equal rows the first.
 
-    With `rtol` > 0 (objectives must not be negative then) a point is also left out if another is no worse than it by more
-    than that share in any objective: what is left are points that differ by more than noise. No kept point is dominated
-    within noise by another kept one, and for each point left out some kept one is nowhere worse by more than a factor
-    (1 + rtol)^2. The square is the price of dominance within noise not being transitive: three points can dominate each other
-    in a circle.
+    With `rtol` > 0 (one for all objectives, or one for each; objectives must not be negative then) a point is also left out if
+    another is no worse than it by more than that share in any objective: what is left are points that differ by more than noise.
+    No kept point is dominated within noise by another kept one, and for each point left out some kept one is nowhere worse by
+    more than a factor (1 + rtol)^2. The square is the price of dominance within noise not being transitive: three points can
+    dominate each other in a circle.
     """
     array = _points(points)
-    if not (math.isfinite(rtol) and rtol >= 0):
-        raise UsageError(f"rtol is {rtol}, expected a finite number that is not negative")
-    if rtol and np.any(array < 0):
+    noise = np.asarray(rtol, dtype=np.float64)
+    if not (np.isfinite(noise) & (noise >= 0)).all() or (noise.ndim and len(array) and noise.shape != array.shape[1:]):
+        raise UsageError(f"rtol is {rtol}, expected a finite number that is not negative, or one for each objective")
+    if noise.any() and np.any(array < 0):
         raise UsageError("a relative tolerance needs objectives that are not negative")
     order = _lexicographic(array)
-    kept = _sweep(array, order, 1.0)
-    if rtol:
+    kept = _sweep(array, order, np.float64(1.0))
+    if noise.any():
         # The faster of two equals goes first and stays; then the slower one that is otherwise clearly better ousts the faster.
-        kept = _sweep(array, _sweep(array, kept, 1.0 + rtol)[::-1], 1.0 + rtol)
+        kept = _sweep(array, _sweep(array, kept, 1.0 + noise)[::-1], 1.0 + noise)
     return np.sort(kept)
 
 
@@ -165,8 +166,9 @@ def _lexicographic(points: Points) -> Indices:
     return order
 
 
-def _sweep(points: Points, order: Indices, factor: float) -> Indices:
-    """Those of `order`, in that order, that no point kept before them is at least as good as, within `factor`.
+def _sweep(points: Points, order: Indices, factor: Any) -> Indices:
+    """Those of `order`, in that order, that no point kept before them is at least as good as, within `factor` (one, or one for
+    each objective).
 
     In lexicographic order and with factor 1 that is the front, since a point can only be dominated by an earlier one.
     """

@@ -12,6 +12,9 @@ from mvcompile.types import Objectives, Record, Status
 
 NOISE = 0.02
 """Candidates that differ by less in an objective are equal in it: what medians of an interleaved comparison repeat to."""
+RESOLUTION = 0.7
+"""Latencies that differ by less than this times the timings' interquartile range are equal: twice the standard error of the
+difference of two medians of 14 normal timings (1.253 sigma / sqrt(14) each; an interquartile range is 1.349 sigma)."""
 MAX_SLOWDOWN = 2.0
 """A candidate this many times slower than the fastest is no choice at any pressure: it bounds the front and its hypervolume."""
 
@@ -45,14 +48,17 @@ def objectives_of(record: Record) -> Objectives:
 
 def front_of(records: Iterable[Record]) -> tuple[Record, ...]:
     """The fastest valid record, and those that no other one beats beyond noise, fastest first; slower ones than MAX_SLOWDOWN are
-    left out. The fastest stays even where one that is slower by less than noise moves less: it is what a model runs alone."""
+    left out. Noise is NOISE, and for latency what timings that spread as these do cannot tell apart. The fastest stays even where
+    one that is slower by less than noise moves less: it is what a model runs alone."""
     valid = [record for record in latest(records).values() if record.status is Status.OK]
     if not valid:
         return ()
     fastest = min(objectives_of(record).latency_s for record in valid)
     near = [record for record in valid if objectives_of(record).latency_s <= MAX_SLOWDOWN * fastest]
     near.sort(key=lambda record: (objectives_of(record).vector(), record.trace_sha256))
-    indices = {0, *(int(i) for i in pareto.front(_points(near), rtol=NOISE))}
+    spread = float(np.median([record.latency_spread or 0.0 for record in near]))
+    noise = (max(NOISE, RESOLUTION * spread), NOISE, NOISE)
+    indices = {0, *(int(i) for i in pareto.front(_points(near), rtol=noise))}
     return tuple(near[i] for i in sorted(indices))
 
 

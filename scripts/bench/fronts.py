@@ -6,9 +6,9 @@
 The tasks are the ones with the most work (FLOPs x calls) that a structured space knows, as many of each model as of the others.
 Each is searched twice, both times as `mvcompile compile` would: the structured spaces by their pool and cost model, and TVM's
 generic CPU rules by MetaSchedule's evolution and cost model. Batches of the two alternate, measured by the same processes. Then
-the members of both fronts are measured again, interleaved, and compared: best latency, and hypervolume of the objectives (latency,
-footprint, traffic) against one corner: the worst footprint and traffic of both, and twice the best latency of the slower search.
-Nothing else should run on the machine.
+the members of both fronts are measured again, interleaved, and compared: best latency, and hypervolume of the objectives
+(latency, footprint, traffic) against one corner: the worst footprint and traffic of both, and twice the best latency of the
+slower search. Nothing else should run on the machine.
 """
 
 from __future__ import annotations

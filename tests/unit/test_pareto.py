@@ -91,6 +91,8 @@ def test_noise_keeps_the_faster_of_equals_but_not_a_worse_one() -> None:
     assert pareto.front([(1.01, 99.0), (1.0, 100.0)], rtol=0.05).tolist() == [1]
     assert pareto.front([(1.0, 100.0), (1.01, 10.0)], rtol=0.05).tolist() == [1]
     assert pareto.front([(1.0, 100.0), (1.2, 10.0)], rtol=0.05).tolist() == [0, 1]
+    assert pareto.front([(1.0, 100.0), (1.2, 10.0)], rtol=(0.3, 0.05)).tolist() == [1]
+    assert pareto.front([(1.0, 100.0), (1.2, 99.0)], rtol=(0.05, 0.0)).tolist() == [0, 1]
 
 
 def test_a_long_chain_of_nearly_equal_points_does_not_shrink_to_one() -> None:

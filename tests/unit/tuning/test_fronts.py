@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -54,6 +55,18 @@ def test_failed_records_never_enter(status: Status) -> None:
     assert pareto_set(records, 5).measured == 1
     empty = pareto_set([failure("b", status)], 5)
     assert (empty.measured, empty.front, empty.kept, empty.hypervolume_ratio) == (0, (), (), 1.0)
+
+
+def test_latencies_are_equal_within_what_their_timings_resolve() -> None:
+    """The wider timings spread, the more two latencies have to differ to be a choice; of traffic, nothing is timed."""
+
+    def found(spread: float) -> str:
+        records = [record("a", 1.0, 9e6), record("b", 1.05, 5e6), record("c", 1.1, 4.7e6), record("d", 1.4, 2e6)]
+        return traces(front_of(replace(each, latency_spread=spread) for each in records))
+
+    assert found(0.01) == "abcd"
+    assert found(0.10) == "acd"  # b and c are as fast, within 7 %, and c moves less
+    assert found(1.00) == "ad"
 
 
 def test_what_differs_by_noise_is_equal() -> None:
