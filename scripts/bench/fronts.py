@@ -14,6 +14,7 @@ slower search. Nothing else should run on the machine.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -59,10 +60,10 @@ def chosen(models: Sequence[Path], count: int, target: HostTarget) -> list[tuple
     found: list[tuple[str, Task, bool]] = []
     for number, path in enumerate(models):
         program = extract(prepare(to_relax(load_model(path)), target))
-        known = [task for task in program.tasks if spaces.structured_candidates(task.module, target)]
-        known.sort(key=lambda task: -task.flops * task.calls)
+        heaviest = sorted(program.tasks, key=lambda task: -task.flops * task.calls)
+        known = (task for task in heaviest if spaces.structured_candidates(task.module, target))
         share = count * (number + 1) // len(models) - count * number // len(models)
-        found += [(path.stem, task, program.weight_bytes > target.llc_bytes) for task in known[:share]]
+        found += [(path.stem, task, program.weight_bytes > target.llc_bytes) for task in itertools.islice(known, share)]
     return found
 
 
