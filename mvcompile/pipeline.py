@@ -34,9 +34,10 @@ from mvcompile.search.strategy import OneByOne, PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, Task, extract
 from mvcompile.tuning.clock import FileClock
+from mvcompile.tuning.decisions import DecisionModel
 from mvcompile.tuning.fronts import ParetoSet, pareto_set
 from mvcompile.tuning.loop import Progress, Tuner, TuningTask
-from mvcompile.tuning.metaschedule import EvolutionStrategy, XgbCostModel
+from mvcompile.tuning.metaschedule import EvolutionStrategy
 from mvcompile.types import DTYPE_BYTES, HostTarget, Record, Status, TensorSpec, Verification, digest_json
 
 SELFTEST_SEED = 1
@@ -285,7 +286,7 @@ def _tuning_task(
         seed = (config.tuning.seed * 1_000_003 + int(task.key[:6], 16)) % 2**30
         built_in = spaces.structured_candidates(task.module, target)
         pool = built_in + [each for space in own for each in spaces.own_candidates(task.module, target, space)]
-        finite = PoolStrategy(pool, seed=seed, model=XgbCostModel(task.module, tvm_target(target), seed)) if pool else None
+        finite = PoolStrategy(pool, seed=seed, model=DecisionModel(seed)) if pool else None
         if finite is not None and built_in:
             return finite
         endless = EvolutionStrategy(task.module, tvm_target(target), seed=seed, batch=config.tuning.batch)

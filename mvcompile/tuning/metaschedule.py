@@ -1,4 +1,4 @@
-"""MetaSchedule behind our own roles: its XGBoost cost model, and its evolutionary search over the generic space."""
+"""MetaSchedule behind our own roles: its evolutionary search over the generic space, with its XGBoost cost model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Schedule, ScheduleError
 
 from mvcompile import traces
-from mvcompile.algorithms import Programs
 from mvcompile.measure.protocol import Candidate
 from mvcompile.spaces import GENERIC_SPACE
 
@@ -85,7 +84,7 @@ class _Measurables:
     """Candidates of one task as MetaSchedule has them."""
 
     def __init__(self, module: tvm.IRModule) -> None:
-        self._programs = Programs(module)
+        self._module = module
         self.arguments = ms.arg_info.ArgInfo.from_entry_func(module, remove_preproc=True)
         self._known: dict[Candidate, Any] = {}
 
@@ -96,7 +95,7 @@ class _Measurables:
         """A `MeasureCandidate`, or None if the trace does not replay: its outcome says so when it is measured."""
         if candidate not in self._known:
             try:
-                schedule = traces.replay(self._programs.program(candidate.space), candidate.trace)
+                schedule = traces.replay(self._module, candidate.trace)
                 self._known[candidate] = ms.MeasureCandidate(schedule, self.arguments)
             except Exception:  # TVM raises several types
                 self._known[candidate] = None
@@ -106,32 +105,6 @@ class _Measurables:
         """What of `results` replays, and its outcomes, as a model learns from them."""
         usable = [(self.of(candidate), latency) for candidate, latency in results if self.of(candidate) is not None]
         return [each for each, _ in usable], [_result(latency) for _, latency in usable]
-
-
-class XgbCostModel:
-    """MetaSchedule's XGBoost model (per-store features) of one task, as a `search.CostModel` over candidates."""
-
-    def __init__(self, module: tvm.IRModule, target: tvm.target.Target, seed: int) -> None:
-        self._context = _context(module, target, seed)
-        self._measurables = _Measurables(module)
-        self._model = _model()
-        self._known = 0
-
-    def fit(self, results: Sequence[tuple[Candidate, float | None]]) -> None:
-        """See `CostModel.fit`; candidates that do not replay are left out. `results` grows from call to call."""
-        fresh, self._known = results[self._known :], len(results)
-        candidates, outcomes = self._measurables.of_all(fresh)
-        if candidates:
-            self._model.update(self._context, candidates, outcomes)
-
-    def predict(self, candidates: Sequence[Candidate]) -> list[float]:
-        """See `CostModel.predict`. All are alike until the model has seen enough."""
-        measurables = [self._measurables.of(candidate) for candidate in candidates]
-        usable = [each for each in measurables if each is not None]
-        if self._model.data_size < self._model.num_warmup_samples or not usable:
-            return [float("-inf") if each is None else 0.0 for each in measurables]
-        scores = iter(self._model.predict(self._context, usable).tolist())
-        return [float("-inf") if each is None else float(next(scores)) for each in measurables]
 
 
 class EvolutionStrategy:

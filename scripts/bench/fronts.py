@@ -36,8 +36,9 @@ from mvcompile.measure.protocol import Candidate, Subject
 from mvcompile.search.strategy import PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task, extract
+from mvcompile.tuning.decisions import DecisionModel
 from mvcompile.tuning.fronts import MAX_SLOWDOWN, NOISE
-from mvcompile.tuning.metaschedule import EvolutionStrategy, XgbCostModel
+from mvcompile.tuning.metaschedule import EvolutionStrategy
 from mvcompile.types import HostTarget, Objectives
 
 BATCH = 16
@@ -97,7 +98,7 @@ def judge(task: Task, cold: bool, measurer: PoolMeasurer, target: HostTarget, tr
     subject = Subject(task.key, tvm.ir.save_json(task.module), tuple(sorted(task.constants)), task.num_outputs, cold)
     start, machine = time.monotonic(), tvm_target(target)
     pool = spaces.structured_candidates(task.module, target)
-    structured = Search(PoolStrategy(pool, seed=0, model=XgbCostModel(task.module, machine, 0)), {})
+    structured = Search(PoolStrategy(pool, seed=0, model=DecisionModel(0)), {})
     structured.seconds = time.monotonic() - start
     start = time.monotonic()
     generic = Search(EvolutionStrategy(task.module, machine, seed=0, batch=BATCH), {})

@@ -1,58 +1,99 @@
 #!/usr/bin/env python3
-"""Latency of a bundle against ONNX Runtime (and OpenVINO, if installed) on the same cores, interleaved in one run.
+"""Latency of bundles against ONNX Runtime and OpenVINO on the same cores, interleaved in one run.
 
-    scripts/bench/solo.py MODEL.onnx BUNDLE.mvb [--threads 1] [--rounds 30] [--json FILE]
+    scripts/bench/solo.py MODEL.onnx BUNDLE.mvb [MODEL.onnx BUNDLE.mvb ...] [--threads 1] [--rounds 30] [--json FILE]
+    scripts/bench/solo.py FOLDER ...        # every NAME.onnx in it that has a NAME.mvb beside it
 
-Every round times one call of each engine in turn; figures are medians over rounds with the interquartile range over the median,
-and the ratio is the median of the rounds' own ratios, so that a drift of the machine's speed cancels. Nothing else should run
-meanwhile.
+Every round times one call of each engine in turn. Figures are medians over rounds with the interquartile range over the median;
+a ratio is the median of the rounds' own ratios, so that a drift of the machine's speed cancels. The best peer of a network is the
+engine with the least median; the last line is the geometric mean of the ratios to it. All engines get the same float32 model and
+inputs and run on the first `--threads` cores that this process may use, their helping threads pinned as a bundle's are; OpenVINO
+gets its hints for float32 and latency. With several threads each call waits until the threads of the one before have gone to
+sleep. One network's engines are gone before the next one's are made. OpenVINO is an optional extra (`bench`): without it the
+comparison is with ONNX Runtime alone. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import math
 import os
-import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
+from figures import figure, paired_ratio
 
 from mvcompile import runtime
+from mvcompile.errors import MvcompileError
 from mvcompile.frontend.reference import integer_limits, random_inputs
 
+try:
+    import openvino
+except ImportError:
+    openvino = None
+
 WARM_UP = 3
+SETTLE_S = 0.01
+"""Idle threads of a pool look for work for up to 4 ms (a bundle's) before they sleep; the next engine must not pay for that."""
+OURS = "mvcompile"
+TITLES = {OURS: "mvcompile", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+
+Calls = dict[str, Callable[[], Any]]
+Row = dict[str, Any]
 
 
-def engines(model: Path, bundle: Path, threads: int) -> tuple[dict[str, Callable[[], Any]], runtime.Session]:
+def pairs(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
+    """The models and bundles that the command line names. Raises ValueError that says what is wrong with it."""
+    found, left = [], []
+    for path in paths:
+        if not path.is_dir():
+            left.append(path)
+            continue
+        inside = [(model, model.with_suffix(".mvb")) for model in sorted(path.glob("*.onnx"))]
+        there = [pair for pair in inside if pair[1].exists()]
+        if not there:
+            raise ValueError(f"{path} has no NAME.onnx with a NAME.mvb beside it")
+        found += there
+    models, bundles = left[::2], left[1::2]
+    if len(models) != len(bundles) or any(path.suffix == ".mvb" for path in models):
+        raise ValueError("name a model and its bundle in turn, or a folder that holds both: MODEL.onnx BUNDLE.mvb ...")
+    return [*zip(models, bundles, strict=True), *found]
+
+
+def engines(model: Path, session: runtime.Session, cores: Sequence[int]) -> Calls:
     """A call of each engine on the same inputs."""
-    cores = sorted(os.sched_getaffinity(0))[:threads]
-    session = runtime.load(bundle, cores=cores)
     inputs = random_inputs(session.inputs, 0, integer_limits(onnx.load(model)))
-    os.sched_setaffinity(0, cores)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    options.intra_op_num_threads = len(cores)
     options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if len(cores) > 1:  # of all threads but the calling one; it counts cores from 1
+        options.add_session_config_entry("session.intra_op_thread_affinities", ";".join(str(core + 1) for core in cores[1:]))
     reference = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    calls: dict[str, Callable[[], Any]] = {
-        "mvcompile": lambda: session.run(inputs),
-        "onnxruntime": lambda: reference.run(None, inputs),
-    }
-    try:
-        import openvino
-    except ImportError:
-        return calls, session
-    hints = {"INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
-    request = openvino.Core().compile_model(str(model), "CPU", hints).create_infer_request()
-    calls["openvino"] = lambda: request.infer(inputs)
-    return calls, session
+    wanted = {info.name for info in reference.get_inputs()}
+    fed = {name: value for name, value in inputs.items() if name in wanted}
+    calls: Calls = {OURS: lambda: session.run(inputs), "onnxruntime": lambda: reference.run(None, fed)}
+    if openvino is not None:
+        hints = {
+            "INFERENCE_NUM_THREADS": len(cores),
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "ENABLE_CPU_PINNING": len(cores) > 1,
+        }
+        request = openvino.Core().compile_model(str(model), "CPU", hints).create_infer_request()
+        calls["openvino"] = lambda: request.infer(fed)
+    return calls
 
 
-def measure(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def measure(calls: Calls, rounds: int, settle_s: float) -> dict[str, list[float]]:
     """Seconds of every round of every engine, taken in turn."""
     for call in calls.values():
         for _ in range(WARM_UP):
@@ -60,37 +101,92 @@ def measure(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
+            if settle_s:
+                time.sleep(settle_s)
             start = time.perf_counter()
             call()
             seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
-def main() -> None:
-    """Prints the table and writes the JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", type=Path)
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--json", type=Path)
+def judge(name: str, seconds: Mapping[str, Sequence[float]]) -> Row:
+    """What is shown of one network; `ours_over_best` compares with the fastest other engine."""
+    rows: dict[str, Row] = {}
+    for engine, values in seconds.items():
+        found = figure(values)
+        ratio = paired_ratio(seconds[OURS], values)
+        rows[engine] = {"median_s": found.median, "spread": found.spread, "ours_over_this": ratio, "seconds": list(values)}
+    best = min((engine for engine in rows if engine != OURS), key=lambda engine: rows[engine]["median_s"])
+    return {"model": name, "engines": rows, "best_peer": best, "ours_over_best": rows[best]["ours_over_this"]}
+
+
+def compare(model: Path, bundle: Path, cores: Sequence[int], rounds: int) -> Row:
+    """Measures one network, with engines that live no longer than that."""
+    with runtime.load(bundle, cores=cores) as session:
+        calls = engines(model, session, cores)
+        row = judge(model.name, measure(calls, rounds, SETTLE_S if len(cores) > 1 else 0.0))
+        row["bundle"], row["cpu"] = bundle.name, session.manifest.target.cpu_model
+    del calls
+    gc.collect()
+    return row
+
+
+def head() -> str:
+    """The titles of the columns."""
+    present = [title for engine, title in TITLES.items() if engine != "openvino" or openvino is not None]
+    return f"{'network':<24}" + "".join(f"{title + ', ms':>22}" for title in present) + "  ours / best"
+
+
+def line(row: Row) -> str:
+    """One network for people."""
+    times = "".join(f"{each['median_s'] * 1e3:14.3f} ({each['spread']:5.1%})" for each in row["engines"].values())
+    return f"{Path(row['model']).stem[:23]:<24}{times}{row['ours_over_best']:13.3f}  {TITLES[row['best_peer']]}"
+
+
+def main() -> int:
+    """Prints a line for each network, then the geometric mean; writes the JSON file after every network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="MODEL.onnx BUNDLE.mvb", help="or a folder")
+    parser.add_argument("--threads", type=int, default=1, help="of every engine (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=30, help="of each network (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
-    calls, session = engines(options.model, options.bundle, options.threads)
-    with session:
-        seconds = measure(calls, options.rounds)
-        cpu = session.manifest.target.cpu_model
-    ours = seconds["mvcompile"]
-    rows = {}
-    for name, values in seconds.items():
-        quartiles = statistics.quantiles(values, n=4)
-        ratio = statistics.median(a / b for a, b in zip(ours, values, strict=True))
-        median = statistics.median(values)
-        rows[name] = {"median_s": median, "spread": (quartiles[2] - quartiles[0]) / median, "ours_over_this": ratio}
-        print(f"{name:<12} {median * 1e3:9.3f} ms  spread {rows[name]['spread']:5.1%}  mvcompile / this {ratio:.3f}")
-    if options.json:
-        result = {"model": options.model.name, "threads": options.threads, "rounds": options.rounds, "cpu": cpu, "engines": rows}
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    allowed = sorted(os.sched_getaffinity(0))
+    if not 1 <= options.threads <= len(allowed):
+        parser.error(f"--threads is {options.threads}, this process may use 1 to {len(allowed)}")
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}, expected at least 1")
+    try:
+        networks = pairs(options.paths)
+    except ValueError as error:
+        parser.error(str(error))
+    cores = allowed[: options.threads]
+    os.sched_setaffinity(0, cores)  # threads that the engines start inherit it
+    if openvino is None:
+        print("OpenVINO is not installed (extra `bench`): compared with ONNX Runtime only", file=sys.stderr)
+    print(f"{options.threads} thread(s), cores {', '.join(map(str, cores))}, {options.rounds} rounds, medians (spread)")
+    print(head(), flush=True)
+    rows: list[Row] = []
+    for model, bundle in networks:
+        try:
+            rows.append(compare(model, bundle, cores, options.rounds))
+        except MvcompileError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return error.exit_code
+        mean = math.exp(sum(math.log(row["ours_over_best"]) for row in rows) / len(rows))
+        print(line(rows[-1]), flush=True)
+        if options.json:
+            result = {"threads": options.threads, "cores": cores, "rounds": options.rounds, "engines": _versions()}
+            options.json.write_text(json.dumps({**result, "geometric_mean": mean, "networks": rows}, indent=1) + "\n")
+    if len(rows) > 1:
+        print(f"geometric mean of ours / best peer: {mean:.3f}")
+    return 0
+
+
+def _versions() -> dict[str, str]:
+    versions = {"onnxruntime": onnxruntime.__version__}
+    return versions if openvino is None else {**versions, "openvino": openvino.__version__}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tvm
@@ -12,11 +10,10 @@ from tvm import te, topi
 from mvcompile import spaces, traces
 from mvcompile.frontend.prepare import prepare
 from mvcompile.measure.protocol import Candidate
-from mvcompile.search.strategy import PoolStrategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import extract
 from mvcompile.testing.programs import module_of, small_network
-from mvcompile.tuning.metaschedule import EvolutionStrategy, XgbCostModel
+from mvcompile.tuning.metaschedule import EvolutionStrategy
 
 HOST = detect_target()
 TARGET = tvm_target(HOST)
@@ -122,61 +119,3 @@ def test_a_program_that_the_rules_cannot_handle_has_no_candidates(monkeypatch: p
     strategy = evolution(pooling())
     assert strategy.ask(BATCH) == []
     assert strategy.remaining == 0
-
-
-@pytest.fixture(scope="module")
-def dense() -> tvm.IRModule:
-    return convolution()
-
-
-@pytest.fixture(scope="module")
-def pool(dense: tvm.IRModule) -> list[Candidate]:
-    found = spaces.structured_candidates(dense, HOST)
-    assert len(found) > 30
-    return found
-
-
-def test_cost_model_ranks_what_it_has_not_seen(dense: tvm.IRModule, pool: list[Candidate]) -> None:
-    def synthetic(candidate: Candidate) -> float:
-        """Fewer rows in the tile, slower: a property of the program, which its features see."""
-        (_, choice), *_ = json.loads(candidate.trace)[1]
-        return 1e-3 / (1 + choice)
-
-    model = XgbCostModel(dense, TARGET, seed=0)
-    seen, unseen = pool[::2], pool[1::2]
-    model.fit([(candidate, synthetic(candidate)) for candidate in seen])
-    scores = np.array(model.predict(unseen))
-    assert np.isfinite(scores).all()
-    speeds = np.array([1 / synthetic(candidate) for candidate in unseen])
-    assert np.corrcoef(scores, speeds)[0, 1] > 0.5
-
-
-def test_cost_model_knows_nothing_before_it_has_seen_enough(dense: tvm.IRModule, pool: list[Candidate]) -> None:
-    model = XgbCostModel(dense, TARGET, seed=0)
-    assert model.predict(pool[:5]) == [0.0] * 5
-    model.fit([(pool[0], 1e-3), (pool[1], None)])
-    assert model.predict(pool[:5]) == [0.0] * 5
-    assert model.predict([]) == []
-
-
-def test_cost_model_puts_traces_last_that_do_not_replay(dense: tvm.IRModule, pool: list[Candidate]) -> None:
-    model = XgbCostModel(dense, TARGET, seed=0)
-    broken = Candidate("not a trace", "dense")
-    results = [(candidate, 1e-3 * (1 + i % 5)) for i, candidate in enumerate(pool[:12])]
-    model.fit([(broken, None), *results])
-    scores = model.predict([pool[20], broken, pool[21]])
-    assert scores[1] == float("-inf")
-    assert scores[0] > float("-inf") < scores[2]
-
-
-def test_a_guided_pool_is_repeatable(dense: tvm.IRModule, pool: list[Candidate]) -> None:
-    runs = []
-    for _ in range(2):
-        strategy = PoolStrategy(pool[:24], seed=1, model=XgbCostModel(dense, TARGET, seed=1))
-        found = []
-        for _ in range(3):
-            asked = strategy.ask(5)
-            strategy.tell(told(asked))
-            found += asked
-        runs.append(found)
-    assert runs[0] == runs[1]
