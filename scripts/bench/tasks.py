@@ -7,8 +7,8 @@ The fastest variant (by the bundle's own figures) of every task is called throug
 first layer, where they are mapped, and random activations. A round times, one after the other: a loop of multiply-adds, which
 gives the core's peak at that moment (`machine.py` says how); a call that follows another one of the same task (warm); a call
 after the weights were flushed from all caches (cold). GFLOP/s are medians over rounds; percentages of peak are medians of the
-rounds' own, so that a drift of the machine's speed cancels. How fast L2, last-level cache and memory are read is measured before
-every task.
+rounds' own (with the interquartile range over the median), so that a drift of the machine's speed cancels; the rounds are spread
+over the whole run. How fast L2, last-level cache and memory are read is measured before every task.
 
     x        how often the model calls it
     bound    the most that reading allows, in % of peak, warm/cold, where that is less than all: arguments come from the smallest
@@ -31,7 +31,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,9 @@ WANTED = {"warm": 0.90, "cold": 0.85}
 """Of peak, from big dense tasks."""
 SAMPLE_S = 2e-4
 """What is faster is called several times per sample, so that the call from Python and the clock do not count."""
-LEVEL_SAMPLES = 3
-_TITLES = "{:>9}  GFLOP/s  peak"
+PASSES = 3
+"""Over all tasks, with a part of the rounds each: a neighbour that is busy for a second must not decide about a task."""
+_TITLES = "{:>9}  GFLOP/s  peak      "
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Rate:
 
     seconds: Figure
     flops_per_s: float
-    of_peak: float
+    of_peak: Figure
     bound: float
 
 
@@ -92,7 +93,7 @@ class Result:
         return {
             state: "bandwidth" if rate.bound < WANTED[state] else "kernel"
             for state, rate in rates.items()
-            if rate is not None and rate.of_peak < WANTED[state]
+            if rate is not None and rate.of_peak.median < WANTED[state]
         }
 
 
@@ -151,41 +152,52 @@ def fastest(task: Task) -> Variant:
     return min(task.variants, key=lambda variant: variant.objectives.latency_s if variant.objectives else math.inf)
 
 
-def measure(call: Call, machine: Machine, levels: dict[str, float], rounds: int) -> tuple[Result, list[float]]:
-    """The task's result, and the measured peaks. `levels`: bytes read per second from each level."""
+@dataclass(slots=True)
+class Samples:
+    """Of one task: seconds warm and cold, and the peak before them, per round."""
+
+    peaks: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+    cold: list[float] = field(default_factory=list)
+
+
+def sample(call: Call, machine: Machine, rounds: int, samples: Samples) -> None:
+    """Adds `rounds` rounds to `samples`."""
     flush = _flusher(call.weights)
-    peaks, warm, cold = [], [], []
     call()
     repeats = max(1, math.ceil(SAMPLE_S / _seconds(call, 1)))
     for _ in range(rounds):
-        peaks.append(machine.flops_per_second())
-        warm.append(_seconds(call, repeats))
+        samples.peaks.append(machine.flops_per_second())
+        samples.warm.append(_seconds(call, repeats))
         if call.weights:
             flush()
-            cold.append(_seconds(call, 1))
+            samples.cold.append(_seconds(call, 1))
             call()
-    task, near = call.task, levels[machine.level(call.nbytes)]
+
+
+def judge(call: Call, samples: Samples, near: float, memory_speed: float) -> Result:
+    """The task's result; its arguments are read at `near` bytes per second, flushed weights at `memory_speed`."""
+    task, variant, peaks, cold = call.task, call.variant, samples.peaks, samples.cold
     warm_reading_s = call.nbytes / near
-    cold_reading_s = (call.nbytes - call.weight_bytes) / near + call.weight_bytes / levels["memory"]
-    result = Result(
+    cold_reading_s = (call.nbytes - call.weight_bytes) / near + call.weight_bytes / memory_speed
+    return Result(
         task=task.name,
         kind=task.kind,
-        space=call.variant.space,
+        space=variant.space,
         calls=call.calls,
         flops=task.flops,
         nbytes=call.nbytes,
         weight_bytes=call.weight_bytes,
-        effective=call.variant.space.startswith("winograd"),
-        dense=any(word in task.kind for word in ("conv", "matmul", "dense")) and call.variant.space != "depthwise",
-        warm=_rate(task.flops, warm, peaks, warm_reading_s),
+        effective=variant.space.startswith("winograd"),
+        dense=any(word in task.kind for word in ("conv", "matmul", "dense")) and variant.space != "depthwise",
+        warm=_rate(task.flops, samples.warm, peaks, warm_reading_s),
         cold=_rate(task.flops, cold, peaks, cold_reading_s) if cold else None,
     )
-    return result, peaks
 
 
 def _rate(flops: float, seconds: Sequence[float], peaks: Sequence[float], reading_s: float) -> Rate:
     found, peak = figure(seconds), figure(peaks).median
-    of_peak = figure([flops / one / two for one, two in zip(seconds, peaks, strict=True)]).median
+    of_peak = figure([flops / one / two for one, two in zip(seconds, peaks, strict=True)])
     return Rate(found, flops / found.median, of_peak, min(1.0, flops / reading_s / peak))
 
 
@@ -211,16 +223,19 @@ def measure_bundle(bundle: Bundle, core: int, rounds: int) -> dict[str, Any]:
     configure_thread_pool([core])
     library, weights = Library(bundle.member(KERNELS)), np.frombuffer(bundle.member(WEIGHTS), np.uint8)
     machine = Machine(manifest.target)
-    peaks: list[float] = []
+    calls = [Call(manifest, number, library, weights) for number in range(len(manifest.tasks))]
+    samples = [Samples() for _ in calls]
     reading: dict[str, list[float]] = {level: [] for level in LEVELS}
-    results = []
-    for number in range(len(manifest.tasks)):
-        for level, values in reading.items():
-            values += [machine.bytes_per_second(level) for _ in range(LEVEL_SAMPLES)]
-        call = Call(manifest, number, library, weights)
-        result, found = measure(call, machine, {level: figure(values).median for level, values in reading.items()}, rounds)
-        results.append(result)
-        peaks += found
+    for number in range(PASSES):
+        for call, taken in zip(calls, samples, strict=True):
+            for level, values in reading.items():
+                values.append(machine.bytes_per_second(level))
+            sample(call, machine, len(range(number, rounds, PASSES)), taken)
+    speeds = {level: figure(values) for level, values in reading.items()}
+    results = [
+        judge(call, taken, speeds[machine.level(call.nbytes)].median, speeds["memory"].median)
+        for call, taken in zip(calls, samples, strict=True)
+    ]
     from_memory = weights.size + manifest.plan.arena_bytes > manifest.target.llc_bytes
     times = [one.calls * (one.cold if from_memory and one.cold else one.warm).seconds.median for one in results]
     rows = [{**asdict(one), "share": each / sum(times), "weak": one.weak} for one, each in zip(results, times, strict=True)]
@@ -229,8 +244,8 @@ def measure_bundle(bundle: Bundle, core: int, rounds: int) -> dict[str, Any]:
         "cpu": manifest.target.cpu_model,
         "core": core,
         "rounds": rounds,
-        "peak_flops_per_s": asdict(figure(peaks)),
-        "reading_bytes_per_s": {level: asdict(figure(values)) for level, values in reading.items()},
+        "peak_flops_per_s": asdict(figure([peak for taken in samples for peak in taken.peaks])),
+        "reading_bytes_per_s": {level: asdict(speed) for level, speed in speeds.items()},
         "model_state": "cold" if from_memory else "warm",
         "tasks": rows,
     }
@@ -271,8 +286,10 @@ def _line(row: dict[str, Any]) -> str:
 
 def _columns(rate: dict[str, Any] | None, mark: str) -> str:
     if rate is None:
-        return f"{'-':>9}{'':>15}"
-    return f"{rate['seconds']['median'] * 1e6:9.1f}{rate['flops_per_s'] / 1e9:9.1f}{mark}{rate['of_peak']:5.0%}"
+        return f"{'-':>9}{'':>21}"
+    found = rate["of_peak"]
+    seconds, speed = rate["seconds"]["median"], rate["flops_per_s"]
+    return f"{seconds * 1e6:9.1f}{speed / 1e9:9.1f}{mark}{found['median']:5.0%} ({found['spread']:3.0%})"
 
 
 def main() -> int:
@@ -285,8 +302,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.core not in os.sched_getaffinity(0):
         parser.error(f"this process may not use core {options.core}, only {sorted(os.sched_getaffinity(0))}")
-    if options.rounds < 1:
-        parser.error(f"--rounds is {options.rounds}, expected at least 1")
+    if options.rounds < PASSES:
+        parser.error(f"--rounds is {options.rounds}, expected at least {PASSES}")
     try:
         with open_bundle(options.bundle) as bundle:
             result = measure_bundle(bundle, options.core, options.rounds)
