@@ -109,7 +109,7 @@ def test_only_big_dense_tasks_are_weak_and_the_reason_is_told(
 ) -> None:
     tasks: Any = importlib.import_module("tasks")
     seconds = tasks.figure([1e-3])
-    warm, cold = tasks.Rate(seconds, 80e9, 0.89, 1.0), tasks.Rate(seconds, 70e9, 0.84, 0.8)
+    warm, cold = tasks.Rate(seconds, 80e9, tasks.figure([0.89]), 1.0), tasks.Rate(seconds, 70e9, tasks.figure([0.84]), 0.8)
     fields = {"task": "t", "kind": "conv2d", "space": "dense", "calls": 1, "nbytes": 8, "weight_bytes": 4, "effective": False}
     values = {**fields, "flops": 50e6, "dense": True, "warm": warm, "cold": cold, **changes}
     assert tasks.Result(**values).weak == expected
@@ -117,7 +117,7 @@ def test_only_big_dense_tasks_are_weak_and_the_reason_is_told(
 
 def test_what_reaches_the_mark_is_not_weak_and_an_effective_rate_says_so(scripts: None) -> None:
     tasks: Any = importlib.import_module("tasks")
-    rate = tasks.Rate(tasks.figure([1e-3]), 200e9, 1.9, 1.0)
+    rate = tasks.Rate(tasks.figure([1e-3]), 200e9, tasks.figure([1.9]), 1.0)
     result = tasks.Result("t", "conv2d", "winograd4", 1, 2e8, 8, 4, True, True, rate, rate)
     assert result.weak == {}
     assert "200.0e 190%" in tasks._line({**tasks.asdict(result), "share": 1.0, "weak": {}})
