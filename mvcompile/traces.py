@@ -11,7 +11,12 @@ from tvm.s_tir.schedule import Schedule, Trace
 
 def dump(trace: Trace) -> str:
     """`trace` with its decisions as canonical JSON text."""
-    return json.dumps(trace.as_json(), separators=(",", ":"), allow_nan=False, default=_number)
+    return text(*trace.as_json())
+
+
+def text(instructions: Any, decisions: Any) -> str:
+    """The same of the two parts of a trace's JSON form."""
+    return json.dumps([instructions, decisions], separators=(",", ":"), allow_nan=False, default=_number)
 
 
 def _number(node: Any) -> int | float:
