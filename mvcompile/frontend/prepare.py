@@ -10,15 +10,16 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax import transform
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from mvcompile.errors import ModelError
+from mvcompile.frontend.affine import fold_constant_factors
 from mvcompile.frontend.fastmath import vectorisable_functions
+from mvcompile.frontend.movement import fold_movement
 from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmul, panel_width
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
-PREPARE_VERSION = 3
+PREPARE_VERSION = 4
 """Raised whenever a change here can alter a task's program; part of the fingerprint."""
 
 _CHANNELS_LAST = {
@@ -37,47 +38,6 @@ class PreparedModel:
 
 def _numpy_of(expr: relax.Expr) -> np.ndarray | None:
     return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
-
-
-@mutator
-class _FoldLayout(PyExprMutator):
-    """Folds data movement on constants with numpy: FoldConstant compiles and runs a kernel for each, 0.1 s a weight.
-
-    Drops transposes that move nothing, too: ConvertLayout puts one behind every reduction to a scalar.
-    """
-
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = self.visit_expr_post_order(call)
-        if not isinstance(call, relax.Call) or not isinstance(call.op, tvm.ir.Op) or not call.args:
-            return call
-        if _moves_nothing(call):
-            return call.args[0]
-        value = _numpy_of(self._bound(call.args[0]))
-        if value is None:
-            return call
-        folded = _fold_movement(call, value)
-        return call if folded is None else relax.const(folded, str(folded.dtype))  # the default would narrow 64-bit values
-
-    def _bound(self, expr: relax.Expr) -> relax.Expr:
-        bound = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else None
-        return expr if bound is None else bound
-
-
-def _moves_nothing(call: relax.Call) -> bool:
-    if call.op.name != "relax.permute_dims" or call.attrs.axes is None:
-        return False
-    axes = [int(axis) for axis in call.attrs.axes]
-    return axes == sorted(axes)
-
-
-def _fold_movement(call: relax.Call, value: np.ndarray) -> np.ndarray | None:
-    name = call.op.name
-    if name == "relax.permute_dims":
-        axes = None if call.attrs.axes is None else [int(axis) for axis in call.attrs.axes]
-        return np.ascontiguousarray(np.transpose(value, axes))
-    if name in ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten"):
-        return value.reshape([int(extent) for extent in call.ty.shape])
-    return None
 
 
 def _bound_constant(builder: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:
@@ -132,9 +92,13 @@ def _passes(target: HostTarget) -> list[tvm.transform.Pass]:
     matmul = _matmul_legalizer(target, legalize("relax.matmul").get_attr("FLegalize"))
     return [
         transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        fold_movement(),
+        fold_constant_factors(),
+        transform.CanonicalizeBindings(),
         transform.ConvertLayout(_CHANNELS_LAST),
         transform.CanonicalizeBindings(),
-        _fold_layout_pass(),
+        fold_movement(),
         transform.CanonicalizeBindings(),
         transform.FoldConstant(),
         transform.LegalizeOps({"relax.nn.conv2d": conv2d, "relax.matmul": matmul}),
@@ -147,18 +111,6 @@ def _passes(target: HostTarget) -> list[tvm.transform.Pass]:
         transform.DeadCodeElimination(),
         transform.CanonicalizeBindings(),
     ]
-
-
-def _fold_layout_pass() -> tvm.transform.Pass:
-    @tvm.transform.module_pass(opt_level=0, name="FoldConstantLayout")
-    def fold(module: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        visitor = _FoldLayout(module)
-        for variable, function in module.functions_items():
-            if isinstance(function, relax.Function):
-                visitor.builder_.update_func(variable, visitor.visit_expr(function))
-        return visitor.builder_.get()
-
-    return fold
 
 
 def prepare(module: tvm.IRModule, target: HostTarget) -> PreparedModel:

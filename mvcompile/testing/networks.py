@@ -10,12 +10,12 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from mvcompile.build import PlannedModel
+from mvcompile.build import PlannedModel, make_plan
 from mvcompile.bundle.schema import ARENA, CONSTANT
 from mvcompile.frontend.prepare import prepare
 from mvcompile.measure.verify import random_arguments
 from mvcompile.runtime import memory
-from mvcompile.target import tvm_target
+from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, Task, extract
 from mvcompile.types import HostTarget
 
@@ -88,6 +88,12 @@ class Graph:
     def relu(self, x: Any) -> Any:
         return self(relax.op.nn.relu(x))
 
+    def normalised(self, x: Any) -> Any:
+        """An image times and plus two vectors, as exporters write it (they have no batch axis), and the activation."""
+        for operation in (relax.op.multiply, relax.op.add, relax.op.multiply, relax.op.add):
+            x = self(operation(x, self.weight(int(x.ty.shape[1]), 1, 1)))
+        return self.relu(x)
+
 
 def network(body: Callable[..., Any], *shapes: Shape, dtypes: Sequence[str] = ()) -> tvm.IRModule:
     """A module whose `main` takes one tensor per shape (float32 where `dtypes` ends) and returns what `body` makes of a Graph and
@@ -159,3 +165,26 @@ def reference(module: tvm.IRModule, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a Relax module as TVM's own pipeline and virtual machine compute them."""
     machine = relax.VirtualMachine(tvm.compile(module, target=tvm.target.Target("llvm")), tvm.cpu())
     return [each.numpy() for each in machine["main"](*map(tvm.runtime.tensor, inputs))]
+
+
+def run_here(program: Program, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a program whose kernels are compiled for this machine as they are, without schedules."""
+    functions = {f"f{i}": task.module["main"].with_attr("global_symbol", f"f{i}") for i, task in enumerate(program.tasks)}
+    library = tvm.compile(tvm.IRModule(functions), target=tvm_target(detect_target())).mod
+    return run_plan(make_plan(program), [library[name] for name in functions], inputs)
+
+
+def checked_program(body: Callable[..., Any], *shapes: Shape) -> Program:
+    """`network(body, *shapes)`, prepared for AVX2; computes on random inputs what the network does, or AssertionError."""
+    model = network(body, *shapes)
+    program = programs_of(model, AVX2)
+    inputs = [np.random.default_rng(1).standard_normal(shape, dtype=np.float32) for shape in shapes]
+    for found, expected in zip(run_here(program, inputs), reference(model, inputs), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    return program
+
+
+def kinds_of(program: Program) -> list[str]:
+    """What the layers compute, in order; changes of layout at the ends of the model are not counted."""
+    found = [layer.name.rpartition(".")[0] for layer in program.layers]
+    return [kind for index, kind in enumerate(found) if kind != "transpose" or 0 < index < len(found) - 1]

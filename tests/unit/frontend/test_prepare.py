@@ -14,24 +14,26 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, tirx
 
-from mvcompile.build import make_plan
 from mvcompile.errors import ModelError
 from mvcompile.frontend import prepare as module
 from mvcompile.frontend.onnx_import import from_proto, to_relax
 from mvcompile.frontend.packing import pack_columns
 from mvcompile.frontend.prepare import prepare
 from mvcompile.frontend.reference import reference_outputs
-from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, extract
-from mvcompile.testing.networks import AVX2, AVX512, Array, Graph, network, programs_of, reference, run_plan
+from mvcompile.testing.networks import (
+    AVX2,
+    AVX512,
+    Array,
+    Graph,
+    checked_program,
+    kinds_of,
+    network,
+    programs_of,
+    run_here,
+)
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def kinds(program: Program) -> list[str]:
-    """The layers, transposes at the ends of the model not counted."""
-    found = [layer.name.rpartition(".")[0] for layer in program.layers]
-    return [kind for index, kind in enumerate(found) if kind != "transpose" or 0 < index < len(found) - 1]
 
 
 def constants(program: Program, kind: str) -> list[Array]:
@@ -41,25 +43,8 @@ def constants(program: Program, kind: str) -> list[Array]:
     return [value.data for value in values if value.data is not None]
 
 
-def outputs(program: Program, *inputs: Array) -> list[Array]:
-    """What the prepared model computes here, without schedules."""
-    functions = {f"f{i}": task.module["main"].with_attr("global_symbol", f"f{i}") for i, task in enumerate(program.tasks)}
-    library = tvm.compile(tvm.IRModule(functions), target=tvm_target(detect_target())).mod
-    return run_plan(make_plan(program), [library[name] for name in functions], inputs)
-
-
 def random(*shape: int) -> Array:
     return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
-
-
-def check(body: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
-    """The prepared model, which computes what the model does."""
-    model = network(body, *shapes)
-    program = programs_of(model, AVX2)
-    inputs = [random(*shape) for shape in shapes]
-    for found, expected in zip(outputs(program, *inputs), reference(model, inputs), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    return program
 
 
 def test_convolution_bias_residual_and_activation_are_one_kernel() -> None:
@@ -67,7 +52,7 @@ def test_convolution_bias_residual_and_activation_are_one_kernel() -> None:
         x = graph.relu(graph.bias(graph.conv(x, 16, 3)))
         return graph.relu(graph.add(graph.bias(graph.conv(x, 16, 3)), x))
 
-    assert kinds(check(body, (1, 8, 6, 6))) == ["conv2d_add_relu", "conv2d_add_add_relu"]
+    assert kinds_of(checked_program(body, (1, 8, 6, 6))) == ["conv2d_add_relu", "conv2d_add_add_relu"]
 
 
 def test_no_transpose_is_left_between_layers() -> None:
@@ -77,7 +62,7 @@ def test_no_transpose_is_left_between_layers() -> None:
         x = graph(relax.op.concat([x, graph.conv(x, 8, 1)], axis=1))
         return graph.conv(x, 16, 1)
 
-    layers = check(body, (1, 3, 8, 8)).layers
+    layers = checked_program(body, (1, 3, 8, 8)).layers
     assert [layer.name for layer in layers if "transpose" in layer.name] == [layers[0].name, layers[-1].name]
 
 
@@ -101,12 +86,12 @@ def test_weights_of_convolutions_are_constants_in_panels(options: dict[str, Any]
         weights.append(graph.last_weight)
         return call
 
-    (panels,) = constants(check(body, (1, 8, 6, 6)), "conv2d")
+    (panels,) = constants(checked_program(body, (1, 8, 6, 6)), "conv2d")
     np.testing.assert_array_equal(panels, pack_columns(weights[-1].transpose(2, 3, 1, 0), width))
 
 
 def test_a_matrix_is_a_constant_in_panels_however_many_axes_the_other_side_has() -> None:
-    program = check(lambda graph, x: graph.dense(x, 48), (2, 5, 6))
+    program = checked_program(lambda graph, x: graph.dense(x, 48), (2, 5, 6))
     (panels,) = constants(program, "matmul")
     assert panels.shape == (3, 6, 16)
 
@@ -129,7 +114,7 @@ def check_onnx(model: onnx.ModelProto, **inputs: Array) -> Program:
     """The prepared model, which computes what ONNX Runtime does."""
     (expected,) = reference_outputs(model, inputs).values()
     program = extract(prepare(to_relax(from_proto(model, name="test", sha256="0" * 64)), AVX2))
-    np.testing.assert_allclose(outputs(program, *inputs.values())[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(run_here(program, list(inputs.values()))[0], expected, rtol=1e-4, atol=1e-5)
     return program
 
 
@@ -137,7 +122,7 @@ def test_a_transposed_gemm_is_one_kernel_with_panels() -> None:
     weights = {"w": random(16, 12), "b": random(16)}
     nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["g"], transB=1), helper.make_node("Relu", ["g"], ["y"])]
     program = check_onnx(onnx_model(nodes, {"x": (3, 12)}, weights, (3, 16)), x=random(3, 12))
-    assert kinds(program) == ["matmul_add_relu"]
+    assert kinds_of(program) == ["matmul_add_relu"]
     panels = constants(program, "matmul_add_relu")[0]
     np.testing.assert_array_equal(panels, pack_columns(weights["w"].T, 16))
 
@@ -151,7 +136,7 @@ def test_batch_normalisation_is_folded_into_the_convolution() -> None:
         helper.make_node("Relu", ["n"], ["y"]),
     ]
     program = check_onnx(onnx_model(nodes, {"x": (1, 4, 6, 6)}, weights, (1, 16, 6, 6)), x=random(1, 4, 6, 6))
-    assert kinds(program) == ["conv2d_add_relu"]
+    assert kinds_of(program) == ["conv2d_add_relu"]
 
 
 def test_a_sum_of_two_is_an_addition_in_the_convolution_s_kernel() -> None:
@@ -163,7 +148,7 @@ def test_a_sum_of_two_is_an_addition_in_the_convolution_s_kernel() -> None:
     ]
     weights = {"w": random(8, 8, 3, 3) / np.float32(8)}
     program = check_onnx(onnx_model(nodes, {"x": (1, 8, 5, 5)}, weights, (1, 8, 5, 5)), x=random(1, 8, 5, 5))
-    assert kinds(program) == ["conv2d", "conv2d_add_relu"]
+    assert kinds_of(program) == ["conv2d", "conv2d_add_relu"]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +165,7 @@ def test_a_sum_of_two_is_an_addition_in_the_convolution_s_kernel() -> None:
     ],
 )
 def test_what_cannot_be_packed_is_computed_as_it_is(body: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
-    program = check(body, *shapes)
+    program = checked_program(body, *shapes)
     parameters = [len(each.shape) for task in program.tasks for each in task.parameters if task.kind != "transpose"]
     assert max(parameters) <= 4  # panels of a convolution have five axes
     assert not any("packed" in task.module.script() for task in program.tasks)
@@ -194,12 +179,12 @@ def test_64_bit_constants_stay_64_bit() -> None:
     model = network(body, (3, 2), dtypes=("int64",))
     program = programs_of(model, AVX2)
     assert {value.dtype for value in program.values} == {"int64"}
-    (found,) = outputs(program, np.full((3, 2), 2**40))
+    (found,) = run_here(program, [np.full((3, 2), 2**40)])
     np.testing.assert_array_equal(found, 2**40 + np.arange(6).reshape(2, 3).T)
 
 
 def test_a_reduction_to_a_scalar_is_one_kernel() -> None:
-    program = check(lambda graph, x: graph(relax.op.sum(x)), (3, 4, 5))
+    program = checked_program(lambda graph, x: graph(relax.op.sum(x)), (3, 4, 5))
     assert [layer.name for layer in program.layers] == ["sum.0"]
 
 
