@@ -25,7 +25,7 @@ from mvcompile.measure.protocol import Candidate
 from mvcompile.types import HostTarget
 
 DEFAULT_SPACE = "default"
-STRUCTURED_SPACES = ("dense", "depthwise")
+STRUCTURED_SPACES = ("dense", "depthwise", "batched")
 GENERIC_SPACE = "generic"
 
 
