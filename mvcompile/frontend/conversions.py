@@ -57,6 +57,15 @@ def _clip(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
     return result
 
 
+def _leaky_relu(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
+    """The larger of x and x times the slope, which fuses with a convolution of any layout; TVM's own operator does not."""
+    slope, dtype = attributes.get("alpha", 0.01), str(inputs[0].ty.dtype)
+    if not 0 < slope < 1:
+        return None
+    scaled = builder.normalize(relax.op.multiply(inputs[0], relax.const(np.array(slope, dtype), dtype)))
+    return relax.op.maximum(inputs[0], scaled)
+
+
 def _batch_normalization(builder: Any, inputs: Any, attributes: dict[str, Any]) -> Any:
     """x * a + b per channel, computed in float64 here. TVM's operator divides each element by a square root."""
     parameters = [constant(value) for value in inputs[1:5]]
@@ -174,6 +183,7 @@ CONVERSIONS: Mapping[str, Conversion] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "LeakyRelu": _leaky_relu,
     "Max": _pairwise(relax.op.maximum),
     "Min": _pairwise(relax.op.minimum),
     "Pow": _pow,

@@ -139,6 +139,18 @@ def test_batch_normalisation_is_folded_into_the_convolution() -> None:
     assert kinds_of(program) == ["conv2d_add_relu"]
 
 
+@pytest.mark.parametrize("slope", [0.1, 0.0, 1.5, -0.5])
+def test_a_leaky_relu_is_in_the_kernel_of_its_convolution_if_it_is_a_maximum(slope: float) -> None:
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("LeakyRelu", ["c"], ["a"], alpha=slope),
+        helper.make_node("Conv", ["a", "w"], ["y"], pads=[1, 1, 1, 1]),
+    ]
+    weights = {"w": random(8, 8, 3, 3) / np.float32(8)}
+    program = check_onnx(onnx_model(nodes, {"x": (1, 8, 5, 5)}, weights, (1, 8, 5, 5)), x=random(1, 8, 5, 5))
+    assert (kinds_of(program) == ["conv2d_multiply_maximum", "conv2d"]) == (0 < slope < 1)
+
+
 def test_a_sum_of_two_is_an_addition_in_the_convolution_s_kernel() -> None:
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
