@@ -63,20 +63,17 @@ def front_of(records: Iterable[Record]) -> tuple[Record, ...]:
 
 
 def pareto_set(records: Sequence[Record], variants: int, allowed: Callable[[Record], bool] = lambda record: True) -> ParetoSet:
-    """At most `variants` records of the front of those `allowed`, with the largest hypervolume, the fastest of them always kept.
-
-    The front, and what the kept ones cover of it, is that of all records.
-    """
+    """At most `variants` members of the front of the records `allowed`, with the largest hypervolume, the fastest always among
+    them and first. What may not be kept, for the copies of weights that it needs, is no choice, and not in the front."""
     measured = sum(record.status is Status.OK for record in latest(records).values())
-    choice = front_of(record for record in records if allowed(record))
-    if not choice:
+    front = front_of(record for record in records if allowed(record))
+    if not front:
         return ParetoSet(measured, (), (), 1.0)
-    points = _points(choice)
+    points = _points(front)
     fastest = int(np.argmin(points[:, 0]))
     chosen = pareto.thin(points, variants, _reference(points), keep=[fastest])
-    kept = sorted((choice[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
-    front = front_of(records)
-    ratio = hypervolume_ratio([objectives_of(record) for record in kept], [objectives_of(record) for record in front])
+    ratio = hypervolume_ratio([objectives_of(front[int(i)]) for i in chosen], [objectives_of(record) for record in front])
+    kept = sorted((front[int(i)] for i in chosen), key=lambda record: objectives_of(record).vector())
     return ParetoSet(measured, front, tuple(kept), ratio)
 
 

@@ -140,3 +140,11 @@ def test_any_records_give_a_usable_set(records: list[Record], variants: int) -> 
     assert latencies[0] <= (1 + NOISE) ** 2 * min(objectives_of(each).latency_s for each in latest(records).values())
     assert 0 < found.hypervolume_ratio <= 1
     assert (found.hypervolume_ratio == 1.0) >= (len(found.kept) == len(found.front))
+
+
+def test_what_may_not_be_kept_is_not_in_the_front() -> None:
+    records = [*front_records(), replace(record("w", 0.5, 0.5e6), space="winograd4")]
+    assert traces(pareto_set(records, 6).kept) == "w"
+    found = pareto_set(records, 6, lambda each: each.space == "dense")
+    assert (found.measured, traces(found.front), traces(found.kept)) == (7, "abcdef", "abcdef")
+    assert found.hypervolume_ratio == 1.0
