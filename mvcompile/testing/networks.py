@@ -37,6 +37,14 @@ AVX512 = _target("x86_64", "skylake-avx512", [*_AVX2, *_AVX512], 512, 32)
 SSE = _target("x86_64", "x86-64", ("sse3", "sse4.1", "ssse3"), 128, 16)
 NEON = _target("aarch64", "generic", ("neon",), 128, 32)
 
+VECTOR_FMA = {
+    "avx2": (AVX2, r"vfmadd\w+ps\s.*%ymm"),
+    "avx512": (AVX512, r"vfmadd\w+ps\s.*%zmm"),
+    "neon": (NEON, r"fmla\s+v\d+\.4s"),
+    "sse": (SSE, r"mulps\s.*%xmm"),
+}
+"""Targets, and how a multiplication of one of their whole vectors looks in assembly (where there is one, fused with the sum)."""
+
 
 class Graph:
     """Emits operators into a Relax function; weights are seeded constants, scaled to keep activations in range."""

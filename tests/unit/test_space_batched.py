@@ -16,7 +16,7 @@ from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, reductio
 from mvcompile.spaces import default_candidate, structured_candidates
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, network, only_task, programs_of, run_kernels
+from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, VECTOR_FMA, network, only_task, programs_of, run_kernels
 
 HOST = detect_target()
 UNROLLED, VECTORIZED = 3, 2
@@ -172,14 +172,6 @@ def test_other_programs_are_no_products(name: str) -> None:
     body, dtype = OTHERS[name]
     for task in programs_of(network(body, (2, 16, 16), (2, 16, 16), dtypes=(dtype, dtype)), AVX2).tasks:
         assert not any(each.space == "batched" for each in structured_candidates(task.module, AVX2))
-
-
-VECTOR_FMA = {
-    "avx2": (AVX2, r"vfmadd\w+ps\s.*%ymm"),
-    "avx512": (AVX512, r"vfmadd\w+ps\s.*%zmm"),
-    "neon": (NEON, r"fmla\s+v\d+\.4s"),
-    "sse": (SSE, r"mulps\s.*%xmm"),
-}
 
 
 @pytest.mark.parametrize(("name", "columns"), [("avx2", 37), ("avx512", 32), ("neon", 32), ("sse", 37)])

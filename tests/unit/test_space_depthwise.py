@@ -15,7 +15,7 @@ from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, reductio
 from mvcompile.spaces import default_candidate, structured_candidates
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, Graph, network, only_task, programs_of, run_kernels
+from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, VECTOR_FMA, Graph, network, only_task, programs_of, run_kernels
 
 HOST = detect_target()
 UNROLLED, VECTORIZED = 3, 2
@@ -114,14 +114,6 @@ OTHERS = {
 def test_other_operators_are_not_depthwise(name: str) -> None:
     for task in programs_of(network(OTHERS[name], (1, 16, 12, 12)), AVX2).tasks:
         assert not any(each.space == "depthwise" for each in structured_candidates(task.module, AVX2))
-
-
-VECTOR_FMA = {
-    "avx2": (AVX2, r"vfmadd\w+ps\s.*%ymm"),
-    "avx512": (AVX512, r"vfmadd\w+ps\s.*%zmm"),
-    "neon": (NEON, r"fmla\s+v\d+\.4s"),
-    "sse": (SSE, r"mulps\s.*%xmm"),
-}
 
 
 @pytest.mark.parametrize("name", VECTOR_FMA)

@@ -22,7 +22,7 @@ from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, reductio
 from mvcompile.spaces import default_candidate, fallback_candidates, structured_candidates
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, Graph, network, only_task, programs_of, run_kernels
+from mvcompile.testing.networks import AVX2, VECTOR_FMA, Graph, network, only_task, programs_of, run_kernels
 from mvcompile.types import HostTarget
 
 Body = Callable[..., Any]
@@ -324,14 +324,6 @@ def test_a_missing_space_is_a_broken_installation(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(spaces, "__file__", str(tmp_path / "package" / "spaces.py"))
     with pytest.raises(EnvironmentProblem, match=r"'unheard-of'.*reinstall"):
         spaces._module("unheard-of")
-
-
-VECTOR_FMA = {
-    "avx2": (AVX2, r"vfmadd\w+ps\s.*%ymm"),
-    "avx512": (AVX512, r"vfmadd\w+ps\s.*%zmm"),
-    "neon": (NEON, r"fmla\s+v\d+\.4s"),
-    "sse": (SSE, r"mulps\s.*%xmm"),
-}
 
 
 @pytest.mark.parametrize("case", ["3x3", "5 rows"])

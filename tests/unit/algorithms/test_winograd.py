@@ -16,7 +16,7 @@ from mvcompile.measure.traffic import estimate
 from mvcompile.measure.verify import RTOL, absolute_tolerance, compare, random_arguments, reduction_length
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, AVX512, NEON, SSE, network, only_task
+from mvcompile.testing.networks import VECTOR_FMA, network, only_task
 from mvcompile.types import Argument, HostTarget
 
 HOST = detect_target()
@@ -127,16 +127,8 @@ def test_the_program_takes_the_planes_in_place_of_the_weight() -> None:
         Programs(convolution((1, 16, 9, 9), 32, stride=2).module).program("winograd2")
 
 
-VECTOR_FMA = {
-    "avx2": (AVX2, r"vfmadd\w+ps\s.*%ymm"),
-    "avx512": (AVX512, r"vfmadd\w+ps\s.*%zmm"),
-    "neon": (NEON, r"fmla\s+v\d+\.4s"),
-    "sse": (SSE, r"mulps\s.*%xmm"),
-}
-
-
 @pytest.mark.parametrize("name", VECTOR_FMA)
-def test_kernels_use_the_vectors_of_the_target_and_do_not_spill(name: str) -> None:
+def test_kernels_use_the_vectors_of_the_target_and_fit_its_registers(name: str) -> None:
     target, instruction = VECTOR_FMA[name]
     task = convolution((1, 32, 24, 24), 64, target=target)
     programs = Programs(task.module)
