@@ -102,6 +102,28 @@ class HostTarget:
         return digest_json(asdict(self))[:16]
 
 
+UNLIMITED_BYTES_PER_S = 1e15
+"""A rate that no core reaches: as fast as it can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dials:
+    """What a neighbour takes: bytes of the last-level cache that it keeps walking through, and bytes per second that it reads
+    from and writes to memory. 0 is nothing, `UNLIMITED_BYTES_PER_S` as much as it can."""
+
+    resident_bytes: int = 0
+    read_bytes_per_s: float = 0.0
+    write_bytes_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """An interference level: a name, and what a neighbour on one other core is set to, at this level."""
+
+    name: str
+    dials: Dials
+
+
 def digest_json(value: object) -> str:
     """SHA-256 (hex) of the canonical JSON form of `value`."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

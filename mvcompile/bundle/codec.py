@@ -1,4 +1,4 @@
-"""Manifest <-> canonical JSON.
+"""Manifest (and what else a bundle says in JSON) <-> canonical JSON.
 
 Decoding is strict and driven by the type hints of the dataclasses in `schema.py`: there is no second description of the
 format that could disagree with them. What it checks is form (types, missing and unknown fields, finite numbers); what the
@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mvcompile.bundle.schema import Manifest
 from mvcompile.errors import BundleError
@@ -27,6 +27,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
 
 Decoder = Callable[[Any], Any]
+Decoded = TypeVar("Decoded")
 
 
 class _Mismatch(Exception):
@@ -54,31 +55,61 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
     Raises BundleError, naming the JSON path, when a value is not of the type the schema gives it.
     """
-    return json.dumps(to_plain(manifest), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return encode(manifest, _ROOT)
 
 
 def to_plain(manifest: Manifest) -> dict[str, Any]:
     """The manifest as `json.loads` would give it, with every float field a float. Raises BundleError as `encode_manifest`."""
-    # The decoder doubles as the check of what callers built: numpy scalars, NaN and None are refused here, not by a later reader.
-    return cast(dict[str, Any], _plain(_from_plain(_plain(manifest))))
+    return plain_of(manifest, _ROOT)
 
 
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest in JSON text `data`. Raises BundleError that names the JSON path, the value found and what was expected."""
+    return decode(data, Manifest, _ROOT)
+
+
+def encode(value: Any, root: str) -> bytes:
+    """Canonical JSON of a dataclass that errors call `root`. Raises BundleError as `encode_manifest`."""
+    plain = plain_of(value, root)
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def plain_of(value: Any, root: str) -> dict[str, Any]:
+    """A dataclass that errors call `root` as `json.loads` would give it. Raises BundleError as `encode_manifest`."""
+    # The decoder doubles as the check of what callers built: numpy scalars, NaN and None are refused here, not by a later reader.
+    return cast(dict[str, Any], _plain(_from_plain(_plain(value), type(value), root)))
+
+
+def decode(data: bytes, cls: type[Decoded], root: str) -> Decoded:
+    """The `cls` in JSON text `data`, which errors call `root`. Raises BundleError as `decode_manifest`."""
+    return _from_plain(_parse(data, root), cls, root)
+
+
+def version_of(data: bytes, root: str) -> int:
+    """The field `version` of the object in JSON text `data`, whatever else it holds. Raises BundleError."""
+    plain = _parse(data, root)
+    if not isinstance(plain, dict) or "version" not in plain:
+        raise fault(root, plain, "an object with the field version")
+    return _from_plain(plain["version"], int, f"{root}.version")
+
+
+def _parse(data: bytes, root: str) -> object:
     try:
-        plain = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        plain: object = json.loads(data.decode(), object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError:
-        raise BundleError(f"{_ROOT} is nested too deeply to be one") from None
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
-        raise BundleError(f"{_ROOT} is not JSON in UTF-8: {error}") from error
-    return _from_plain(plain)
-
-
-def _from_plain(plain: object) -> Manifest:
-    try:
-        return cast(Manifest, _decoder(Manifest)(plain))
+        raise BundleError(f"{root} is nested too deeply to be one") from None
     except _Mismatch as error:
-        raise BundleError(f"{_ROOT}{''.join(reversed(error.trail))} {error.problem}") from None
+        raise BundleError(f"{root} {error.problem}") from None
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, an integer of thousands of digits
+        raise BundleError(f"{root} is not JSON in UTF-8: {error}") from error
+    return plain
+
+
+def _from_plain(plain: object, cls: type[Decoded], root: str) -> Decoded:
+    try:
+        return cast(Decoded, _decoder(cast(Any, cls))(plain))
+    except _Mismatch as error:
+        raise BundleError(f"{root}{''.join(reversed(error.trail))} {error.problem}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -95,12 +126,12 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(plain) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise BundleError(f"{_ROOT} holds an object with two fields named {_SHORT.repr(twice)}")
+        raise _Mismatch(f"holds an object with two fields named {_SHORT.repr(twice)}")
     return plain
 
 
 def _constant(text: str) -> object:
-    raise BundleError(f"{_ROOT} holds {text}, expected finite numbers only")
+    raise _Mismatch(f"holds {text}, expected finite numbers only")
 
 
 def _problem(found: object, expected: str) -> str:
