@@ -41,7 +41,9 @@ class CoreProfile:
     """The model on `cores` cores. `latency_s` are medians of each step in the running network, seconds, `spread` their
     interquartile ranges over the medians; `selections` has one entry per level; `drift` is how much slower `none` was at the end
     of the measurement than at its start (0.02: 2 %; the absolute value); `group` numbers the levels: those with one number do not
-    differ in their effect on this model by more than its noise, and no monitor needs to tell them apart.
+    differ in their effect on this model by more than its noise, and no monitor needs to tell them apart. `regret` has for each
+    task the worst over levels of the best variant's latency over that of the best of all `compared` candidates that were measured
+    at these levels (1.0: nothing lost).
     """
 
     cores: int
@@ -50,6 +52,8 @@ class CoreProfile:
     selections: tuple[Selection, ...]
     group: tuple[int, ...]
     drift: float
+    regret: tuple[float, ...]
+    compared: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ def check_interference(found: Interference, manifest: Manifest) -> None:
     counts = [len(manifest.tasks[step.task].variants) for step in manifest.plan.steps]
     for index, profile in enumerate(found.profiles):
         _check_profile(profile, len(names), counts, f"profiles[{index}]")
+        for name in ("regret", "compared"):
+            _require_length(getattr(profile, name), len(manifest.tasks), f"profiles[{index}].{name}")
     cores = [profile.cores for profile in found.profiles]
     if len(set(cores)) != len(cores):
         raise fault(f"{INTERFERENCE}.profiles", cores, "profiles of different numbers of cores")
