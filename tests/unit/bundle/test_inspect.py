@@ -14,6 +14,7 @@ from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import Step
 from mvcompile.bundle.writer import write_bundle
 from mvcompile.testing.bundles import tiny_manifest, tiny_members, write_tiny
+from mvcompile.types import Verification
 
 
 @pytest.fixture
@@ -48,9 +49,31 @@ def test_layers_and_variants_are_tables(bundle: Bundle) -> None:
     rows = [re.split(r" {2,}", line.strip()) for line in text.splitlines()]
     assert ["1", "dense:1", "dense", "dense", "37.5%", "12", "3", "2"] in rows
     assert ["2", "relu:0", "relu", "elementwise", "25.0%", "0", "-", "1"] in rows
-    assert ["dense", "0", "10.00 us", "1.0%", "4.0 KiB", "1.1 KiB", "0.0e+00", "structured"] in rows
-    assert ["dense", "1", "12.00 us (1.20x)", "2.0%", "2.0 KiB (0.50x)", "1.1 KiB (1.00x)", "0.0e+00", "structured"] in rows
-    assert ["relu", "0", "not measured", "-", "-", "-", "0.0e+00", "default"] in rows
+    assert ["dense", "0", "10.00 us", "1.0%", "4.0 KiB", "1.1 KiB", "0.0e+00", "1.0e-05", "structured"] in rows
+    assert [
+        "dense",
+        "1",
+        "12.00 us (1.20x)",
+        "2.0%",
+        "2.0 KiB (0.50x)",
+        "1.1 KiB (1.00x)",
+        "0.0e+00",
+        "1.0e-05",
+        "structured",
+    ] in rows
+    assert ["relu", "0", "not measured", "-", "-", "-", "0.0e+00", "1.0e-05", "default"] in rows
+
+
+def test_errors_of_variants_are_absolute(tmp_path: Path) -> None:
+    """Where a sum cancels out, a right kernel has a relative error of 20 %."""
+    manifest = tiny_manifest()
+    dense, *others = manifest.tasks
+    check = Verification(max_abs_error=4e-6, max_rel_error=0.2, rtol=1e-5, atol=3e-5)
+    task = replace(dense, variants=(replace(dense.variants[0], verification=check), *dense.variants[1:]))
+    write_bundle(tmp_path / "cancelled.mvb", replace(manifest, tasks=(task, *others)), tiny_members())
+    with open_bundle(tmp_path / "cancelled.mvb") as bundle:
+        text = describe(bundle)
+    assert re.search(r"^  dense +0 .* 4\.0e-06 +3\.0e-05  structured$", text, re.MULTILINE)
 
 
 def test_what_a_terminal_would_obey_is_escaped(tmp_path: Path) -> None:
