@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from mvcompile.config import CompileConfig, TuningConfig
+    from mvcompile.config import CompileConfig, ProfileConfig, TuningConfig
     from mvcompile.pipeline import CompileResult, compile_model, compile_module
 
 _HOMES = {
     "CompileConfig": "mvcompile.config",
     "CompileResult": "mvcompile.pipeline",
+    "ProfileConfig": "mvcompile.config",
     "TuningConfig": "mvcompile.config",
     "compile_model": "mvcompile.pipeline",
     "compile_module": "mvcompile.pipeline",
 }
 
-__all__ = ["CompileConfig", "CompileResult", "TuningConfig", "__version__", "compile_model", "compile_module"]
+__all__ = ["CompileConfig", "CompileResult", "ProfileConfig", "TuningConfig", "__version__", "compile_model", "compile_module"]
 
 
 def __getattr__(name: str) -> Any:

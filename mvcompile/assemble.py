@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +13,7 @@ import tvm
 
 from mvcompile.build import PlannedModel
 from mvcompile.bundle import schema
+from mvcompile.bundle.interference import INTERFERENCE, Interference, check_interference, encode_interference
 from mvcompile.bundle.writer import Source, write_bundle
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.tasks import Program, Task
@@ -69,8 +70,9 @@ def write(
     target: HostTarget,
     built: Built,
     expectation: Expectation,
+    interference: Interference | None = None,
 ) -> schema.Manifest:
-    """Writes the bundle and returns its manifest."""
+    """Writes the bundle, with what was measured of its variants beside neighbours, and returns its manifest."""
     program, planned, sets = built.program, built.planned, built.sets
     shares = _time_shares(program, sets)
     tasks = tuple(
@@ -98,7 +100,7 @@ def write(
         members=(),
     )
     traces = {record.trace_sha256: record.trace for pareto in sets for record in pareto.kept}
-    members: Mapping[str, Source] = {
+    members: dict[str, Source] = {
         schema.KERNELS: built.library,
         schema.WEIGHTS: _weights(planned),
         schema.RUNTIME_LIBRARY: runtime,
@@ -106,6 +108,9 @@ def write(
         schema.TRACES: json.dumps(traces, sort_keys=True, separators=(",", ":")).encode(),
         schema.SELFTEST: selftest_bytes,
     }
+    if interference is not None:
+        check_interference(interference, manifest)
+        members[INTERFERENCE] = encode_interference(interference)
     return write_bundle(path, manifest, members)
 
 

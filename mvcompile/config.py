@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mvcompile.errors import UsageError
+from mvcompile.types import Level
 
 MAX_VARIANTS = 32
 DEFAULT_BUDGET_S = 600.0
+DEFAULT_PROFILE_S = 60.0
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -60,12 +62,37 @@ class TuningConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """How variants are measured beside neighbours.
+
+    `budget_s`: seconds, of which a few rounds over all levels are the least; `levels`: what to measure besides `none` (empty: the
+    default set); `cores`: on how many cores the model runs, one measurement for each; `seed` decides the order of runs.
+    `candidates`: how many candidates of a task are compared at most, of which the kept variants are chosen.
+    """
+
+    budget_s: float = DEFAULT_PROFILE_S
+    levels: tuple[Level, ...] = ()
+    cores: tuple[int, ...] = (1,)
+    seed: int = 0
+    candidates: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.budget_s < float("inf"):
+            raise UsageError(f"profile budget is {self.budget_s} s; give 0 or more seconds")
+        if not self.cores or min(self.cores) < 1 or len(set(self.cores)) != len(self.cores):
+            raise UsageError(f"cores is {self.cores}; give different numbers of at least 1")
+        if not 1 <= self.candidates <= MAX_VARIANTS:
+            raise UsageError(f"candidates is {self.candidates}; give 1 to {MAX_VARIANTS}")
+
+
+@dataclass(frozen=True, slots=True)
 class CompileConfig:
     """Options of a whole compilation.
 
     `shapes`: static shapes for inputs with symbolic dimensions; `work_dir`: where records and references live (default: next to
     the bundle, `<bundle>.work`); `name`: the model's name in the bundle (default: the file's stem); `spaces`: files of search
-    spaces (docs/search-spaces.md) that are searched besides the built-in ones.
+    spaces (docs/search-spaces.md) that are searched besides the built-in ones; `profile`: None: nothing is measured beside
+    neighbours.
     """
 
     tuning: TuningConfig = field(default_factory=TuningConfig)
@@ -73,3 +100,4 @@ class CompileConfig:
     work_dir: str | None = None
     name: str | None = None
     spaces: tuple[str, ...] = ()
+    profile: ProfileConfig | None = field(default_factory=ProfileConfig)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,11 +17,10 @@ import tvm_ffi
 
 from mvcompile import assemble, runtime, spaces
 from mvcompile.algorithms import ALGORITHMS, Programs
-from mvcompile.build import build_library, find_linker, make_plan
+from mvcompile.build import find_linker, make_plan
 from mvcompile.bundle.schema import MAGIC, Manifest
 from mvcompile.config import CompileConfig
 from mvcompile.errors import EnvironmentProblem, UsageError, VerificationError
-from mvcompile.forms import choose_forms, form_of, kernel, with_forms
 from mvcompile.frontend.onnx_import import OnnxModel, load_model, to_relax
 from mvcompile.frontend.prepare import prepare
 from mvcompile.frontend.reference import integer_limits, random_inputs, reference_outputs
@@ -35,13 +33,12 @@ from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Program, Task, extract
 from mvcompile.tuning.clock import FileClock
 from mvcompile.tuning.decisions import DecisionModel
-from mvcompile.tuning.fronts import ParetoSet, pareto_set
 from mvcompile.tuning.loop import Progress, Tuner, TuningTask
 from mvcompile.tuning.metaschedule import EvolutionStrategy
-from mvcompile.types import DTYPE_BYTES, HostTarget, Record, Status, TensorSpec, Verification, digest_json
+from mvcompile.types import DTYPE_BYTES, HostTarget, TensorSpec, digest_json
+from mvcompile.variants import Builder, profiled_variants
 
 SELFTEST_SEED = 1
-REBUILDS = 3
 
 # TVM calls back into Python, and hands on what is raised there by its name: one it does not know comes out as a RuntimeError, and
 # Ctrl-C inside a pass would be a model that cannot be lowered.
@@ -230,12 +227,14 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
         )
         reporter.stage("tune")
         records = tuner.run()
+        known = {key: list(found) for key, found in records.items()}
+        builder = Builder(program, subjects, target, config, known, store, measurer, work)
         reporter.stage("build")
-        built = _build(program, subjects, records, target, config, store, measurer, work)
+        built, interference = profiled_variants(builder, identity, expectation, config.profile, reporter)
         reporter.stage("verify")
 
         def write(path: Path) -> Manifest:
-            return assemble.write(path, identity, target, built, expectation)
+            return assemble.write(path, identity, target, built, expectation, interference)
 
         manifest, error = _publish(output, work, write)
         return CompileResult(output, manifest, tuner.trials, clock.spent_s, error)
@@ -299,76 +298,6 @@ def _tuning_task(
 
     shares = {name: ALGORITHMS[name].products for name in Programs(task.module).alternatives()}
     return TuningTask(task.name, subject, task.calls, task.flops, float(moved), default, strategy, fallbacks, shares)
-
-
-def _build(
-    program: Program,
-    subjects: Sequence[Subject],
-    records: Mapping[str, tuple[Record, ...]],
-    target: HostTarget,
-    config: CompileConfig,
-    store: DiskStore,
-    measurer: PoolMeasurer,
-    work: Path,
-) -> assemble.Built:
-    """Selects, links and checks variants; what is wrong in the linked library is recorded as such, and the rest selected anew."""
-    known = {key: list(found) for key, found in records.items()}
-    for attempt in range(REBUILDS):
-        sets = _select(program, known, config)
-        _require_variants(program, sets)
-        extended = with_forms(program, [{record.space for record in pareto.kept} for pareto in sets])
-        kernels = [
-            kernel(assemble.symbol(task, number), task, record.space, record.trace)
-            for task, pareto in zip(extended.tasks, sets, strict=True)
-            for number, record in enumerate(pareto.kept)
-        ]
-        library = work / f"kernels-{attempt}.so"  # a new name each time: the checking process still holds the one before
-        try:
-            build_library(library, kernels, target)
-        except OSError as error:
-            raise EnvironmentProblem(f"the kernels cannot be linked: {error}; free disk space and run again to resume") from error
-        checks: list[list[Verification]] = []
-        wrong: list[Record] = []
-        for task, subject, pareto in zip(extended.tasks, subjects, sets, strict=True):
-            symbols = [assemble.symbol(task, number) for number in range(len(pareto.kept))]
-            outcomes = measurer.verify(subject, library, symbols, task.arguments)
-            checks.append([outcome.verification for outcome in outcomes if outcome.verification is not None])
-            wrong += [
-                _rejected(record, outcome.status, outcome.message)
-                for record, outcome in zip(pareto.kept, outcomes, strict=True)
-                if outcome.status is not Status.OK
-            ]
-        if not wrong:
-            return assemble.Built(extended, make_plan(extended), sets, checks, library)
-        store.append(wrong)
-        for record in wrong:
-            known[record.task_key].append(record)
-    raise VerificationError(f"variants still differ from their reference after {REBUILDS} builds: see the records in {work}")
-
-
-def _select(program: Program, records: Mapping[str, Sequence[Record]], config: CompileConfig) -> list[ParetoSet]:
-    """The variants of each task, which share one further form of a weight at most."""
-    forms = choose_forms(program, [records[task.key] for task in program.tasks], config.tuning.weight_growth)
-    return [
-        pareto_set(records[task.key], config.tuning.variants, partial(_takes, form))
-        for task, form in zip(program.tasks, forms, strict=True)
-    ]
-
-
-def _takes(form: str, record: Record) -> bool:
-    return form_of(record.space) in ("", form)
-
-
-def _require_variants(program: Program, sets: Sequence[ParetoSet]) -> None:
-    for task, pareto in zip(program.tasks, sets, strict=True):
-        if not pareto.kept:
-            raise VerificationError(f"task {task.name} ({task.key}) has no schedule whose result is right; see its records")
-
-
-def _rejected(record: Record, status: Status, message: str) -> Record:
-    return Record(
-        record.task_key, record.target_key, record.fingerprint, record.trace, record.space, status, message=message or "differs"
-    )
 
 
 def _verify(path: Path) -> float:

@@ -40,7 +40,7 @@ def choose(latency: Array, k: int, fixed: int, noise: float, worth: Callable[[Se
         relative = latency / latency.min(axis=1, keepdims=True)
         regrets = np.array([relative[:, each].min(axis=1).max() for each in sets])
         near = np.flatnonzero(regrets <= max(1.0, float(regrets.min())) + noise)
-        return sorted(max((sets[int(i)] for i in near), key=worth))
+        return sorted(max((sets[int(i)] for i in near), key=lambda each: worth(tuple(each))))
     chosen = [fixed]
     while len(chosen) < k:
         left = [index for index in others if index not in chosen]
@@ -58,19 +58,19 @@ def select(latency: Sequence[float], spread: Sequence[float], samples: int) -> i
 
 
 def standard_error(spread: float, samples: int) -> float:
-    """Standard error of the median of `samples` normal values whose interquartile range is `spread` (1.349 sigma): 1.253 sigma over
-    the root of their number."""
+    """Standard error of the median of `samples` normal values whose interquartile range is `spread` (1.349 sigma): 1.253 sigma
+    over the root of their number."""
     return 1.253 * (spread / 1.349) / math.sqrt(max(samples, 1))
 
 
 def clearly_better(differences: Any) -> bool:
     """Whether paired differences (old minus new, seconds) say that the new one is faster: their median is above zero by more than
-    twice its standard error, and three of four are positive."""
+    2.5 times its standard error, and three of four are positive."""
     values = np.asarray(differences, dtype=np.float64)
     if len(values) < 3:
         return False
     low, middle, high = np.percentile(values, (25, 50, 75))
-    return bool(middle > 2.0 * standard_error(float(high - low), len(values)) and low > 0)
+    return bool(middle > 2.5 * standard_error(float(high - low), len(values)) and low > 0)
 
 
 def groups(run_s: Sequence[float], noise: float) -> tuple[int, ...]:

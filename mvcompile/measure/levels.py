@@ -34,7 +34,9 @@ def parse_level(text: str) -> Level:
     for part in rest.split(","):
         dial, _, value = part.partition("=")
         if dial not in _DIALS or dial in values:
-            raise UsageError(f"level {text!r}: {dial!r} is {'given twice' if dial in values else 'no dial'}; dials: resident, read, write")
+            raise UsageError(
+                f"level {text!r}: {dial!r} is {'given twice' if dial in values else 'no dial'}; dials: resident, read, write"
+            )
         values[dial] = _value(text, dial, value)
     return Level(name, Dials(int(values.get("resident", 0)), values.get("read", 0.0), values.get("write", 0.0)))
 
@@ -44,7 +46,10 @@ def _value(text: str, dial: str, value: str) -> float:
         return UNLIMITED_BYTES_PER_S
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", value)
     if match is None:
-        raise UsageError(f"level {text!r}: {dial} is {value!r}; give a number with K, M or G, such as 8M{'' if dial == 'resident' else ', or max'}")
+        raise UsageError(
+            f"level {text!r}: {dial} is {value!r}; give a number with K, M or G, such as 8M"
+            + ("" if dial == "resident" else ", or max")
+        )
     return float(match[1]) * _SUFFIXES[match[2]]
 
 
@@ -56,7 +61,9 @@ def checked_levels(levels: tuple[Level, ...]) -> tuple[Level, ...]:
     if twice is not None:
         raise UsageError(f"level {twice!r} is given twice; give each level a name of its own")
     if len(named) >= MAX_LEVELS:
-        raise UsageError(f"{len(named)} levels are given; at most {MAX_LEVELS - 1} besides {NONE!r} can be measured in useful time")
+        raise UsageError(
+            f"{len(named)} levels are given; at most {MAX_LEVELS - 1} besides {NONE!r} can be measured in useful time"
+        )
     if any(level.name == NONE and level.dials != Dials() for level in levels):
         raise UsageError(f"level {NONE!r} is the one at which nothing else runs; give a level with dials another name")
     return (Level(NONE, Dials()), *named)

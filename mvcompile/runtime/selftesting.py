@@ -63,10 +63,15 @@ def selftest(session: Session) -> SelfTestResult:
     """
     test = session.manifest.selftest
     selection = session.selection
-    outputs = session.run(_arrays(session, session.inputs, test.input_offsets))
+    outputs = session.run(selftest_inputs(session))
     expected = _arrays(session, session.outputs, test.output_offsets)
     checks = tuple(_compare(name, outputs[name], expected[name], test.rtol, test.atol) for name in outputs)
     return SelfTestResult(selection, test.reference, test.rtol, test.atol, checks)
+
+
+def selftest_inputs(session: Session) -> dict[str, Array]:
+    """The inputs of the bundle's self-test, by name, without a copy."""
+    return _arrays(session, session.inputs, session.manifest.selftest.input_offsets)
 
 
 def selftest_switches(session: Session) -> Iterator[SwitchResult]:

@@ -12,11 +12,12 @@ from mvcompile.tuning.loop import Progress
 
 
 def untuned(work: Path | None = None, **options: Any) -> CompileConfig:
+    options = {"profile": None, **options}
     return CompileConfig(TuningConfig(budget_s=0), work_dir=None if work is None else str(work), **options)
 
 
 def tuned(work: Path, trials: int) -> CompileConfig:
-    return CompileConfig(TuningConfig(trials=trials), work_dir=str(work))
+    return CompileConfig(TuningConfig(trials=trials), work_dir=str(work), profile=None)
 
 
 def digest(path: Path) -> str:

@@ -77,6 +77,37 @@ def pareto_set(records: Sequence[Record], variants: int, allowed: Callable[[Reco
     return ParetoSet(measured, front, tuple(kept), ratio)
 
 
+NEAR = 1.1
+"""A candidate that is slower than the fastest by no more than this may be the fastest beside a neighbour."""
+
+
+def contenders(records: Sequence[Record], count: int, allowed: Callable[[Record], bool] = lambda record: True) -> ParetoSet:
+    """At most `count` records to be compared beside neighbours: the front, thinned if need be, and then the fastest of the rest.
+
+    A kernel's sensitivity is no objective, so what another one dominates alone may still be the better one under pressure."""
+    found = pareto_set(records, count, allowed)
+    if len(found.kept) < min(count, found.measured):
+        fastest = objectives_of(found.kept[0]).latency_s
+        known = {record.trace_sha256 for record in found.kept}
+        rest = [
+            record
+            for record in latest(each for each in records if allowed(each)).values()
+            if record.status is Status.OK
+            and record.trace_sha256 not in known
+            and fastest <= objectives_of(record).latency_s <= NEAR * fastest
+        ]
+        rest.sort(key=lambda record: (objectives_of(record).vector(), record.trace_sha256))
+        found = with_kept(found, [*found.kept, *rest[: count - len(found.kept)]])
+    return found
+
+
+def with_kept(found: ParetoSet, kept: Iterable[Record]) -> ParetoSet:
+    """The same front with other records kept of it."""
+    ordered = tuple(sorted(kept, key=lambda record: objectives_of(record).vector()))
+    ratio = hypervolume_ratio([objectives_of(record) for record in ordered], [objectives_of(record) for record in found.front])
+    return ParetoSet(found.measured, found.front, ordered, ratio)
+
+
 def hypervolume_ratio(kept: Sequence[Objectives], front: Sequence[Objectives]) -> float:
     """Hypervolume of the kept objective vectors over that of the measured front, 0 to 1; 1 when nothing was measured."""
     if not front:

@@ -52,7 +52,7 @@ class Network:
     def compile(self, output: Path, variants: int, growth: float = 1.5) -> Path:
         """A bundle from the records that there are, and from tuning as far as there are fewer than TRIALS."""
         tuning = TuningConfig(trials=TRIALS, variants=variants, weight_growth=growth)
-        return compile_model(self.model, output, CompileConfig(tuning, work_dir=str(self.work))).path
+        return compile_model(self.model, output, CompileConfig(tuning, work_dir=str(self.work), profile=None)).path
 
     def records(self) -> bytes:
         return (self.work / "records.jsonl").read_bytes()

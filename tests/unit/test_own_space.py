@@ -43,14 +43,14 @@ def test_the_example_of_the_documentation_is_right(example: Path) -> None:
 
 
 def test_a_bundle_names_the_space_and_needs_no_file_later(example: Path, tmp_path: Path) -> None:
-    config = CompileConfig(TuningConfig(trials=6), spaces=(str(example),))
+    config = CompileConfig(TuningConfig(trials=6), spaces=(str(example),), profile=None)
     result = compile_module(NETWORK, tmp_path / "a.mvb", config)
     assert result.trials == 6
     records = (tmp_path / "a.mvb.work" / "records.jsonl").read_text()
     assert records.count('"space":"softmax_rows"') >= 4  # 4 are all there are; the rest are MetaSchedule's
     assert '"space":"generic"' in records
     example.unlink()
-    again = compile_module(NETWORK, tmp_path / "a.mvb", CompileConfig(TuningConfig(trials=6)))
+    again = compile_module(NETWORK, tmp_path / "a.mvb", CompileConfig(TuningConfig(trials=6), profile=None))
     assert again.trials == 6
 
 
@@ -83,7 +83,7 @@ def test_a_file_that_is_absent_or_badly_named_is_refused(name: str, reason: str,
 def test_an_error_in_a_space_says_where_and_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("def programs(sch, target):\n    yield sch.copy()\n    raise KeyError('tile')\n")
-    config = CompileConfig(TuningConfig(trials=2), spaces=(str(path),))
+    config = CompileConfig(TuningConfig(trials=2), spaces=(str(path),), profile=None)
     with pytest.raises(UsageError, match=r"mine.py failed on a program of blocks .*T_softmax_maxelem.*KeyError.*resume"):
         compile_module(NETWORK, tmp_path / "a.mvb", config)
     assert '"status":"ok"' in (tmp_path / "a.mvb.work" / "records.jsonl").read_text()

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from mvcompile import CompileConfig, CompileResult, TuningConfig, compile_model, compile_module, pipeline, runtime, spaces
+from mvcompile import variants as variants_stage
 from mvcompile.build import Kernel, build_library
 from mvcompile.bundle.schema import MAGIC
 from mvcompile.errors import EnvironmentProblem, ModelError, StoreError, UsageError, VerificationError
@@ -147,8 +148,8 @@ def test_a_variant_that_is_wrong_in_the_library_is_recorded_and_left_out(
         builds.append(path)
         convolutions.append(sum(kernel.symbol.startswith("conv2d") for kernel in kernels))
 
-    monkeypatch.setattr(pipeline, "build_library", breaks_once)
-    config = CompileConfig(TuningConfig(budget_s=0, variants=3), work_dir=str(work))
+    monkeypatch.setattr(variants_stage, "build_library", breaks_once)
+    config = CompileConfig(TuningConfig(budget_s=0, variants=3), work_dir=str(work), profile=None)
     task = conv_task(compile_module(NETWORK, out / "a.mvb", config))
     assert len(set(builds)) == 2  # under one name, the checking process would have taken the first one for the second
     assert convolutions == [3, 3]  # no more variants than wanted, and the one that had no room took the wrong one's place
@@ -165,7 +166,7 @@ def test_a_task_without_a_right_variant_gives_no_bundle(work: Path, out: Path, m
     def breaks(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> None:
         build_library(path, broken(kernels, ""), target)
 
-    monkeypatch.setattr(pipeline, "build_library", breaks)
+    monkeypatch.setattr(variants_stage, "build_library", breaks)
     with pytest.raises(VerificationError, match=r"conv2d.*no schedule whose result is right"):
         compile_module(NETWORK, out / "a.mvb", untuned(work))
     assert contents(out) == set()
@@ -181,9 +182,9 @@ def test_the_finished_bundle_is_tested_whatever_was_tested_before(
     def blind(measurer: Any, subject: Any, library: Path, *what: Any) -> list[Outcome]:
         return [replace(outcome, status=Status.OK) for outcome in real(measurer, subject, library, *what)]
 
-    real = pipeline.PoolMeasurer.verify
-    monkeypatch.setattr(pipeline, "build_library", breaks)
-    monkeypatch.setattr(pipeline.PoolMeasurer, "verify", blind)
+    real = variants_stage.PoolMeasurer.verify
+    monkeypatch.setattr(variants_stage, "build_library", breaks)
+    monkeypatch.setattr(variants_stage.PoolMeasurer, "verify", blind)
     output = out / "a.mvb"
     output.write_bytes(b"")
     with pytest.raises(VerificationError, match=r"'output_0' differs from tvm .* in 32 of 32 elements .*no bundle was written"):
@@ -247,7 +248,7 @@ def test_a_full_disk_while_linking_is_an_environment_problem(work: Path, out: Pa
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pipeline, "build_library", fail)
+    monkeypatch.setattr(variants_stage, "build_library", fail)
     with pytest.raises(EnvironmentProblem, match=r"No space left on device.*free disk space"):
         compile_module(NETWORK, out / "a.mvb", untuned(work))
     assert contents(out) == set()

@@ -1,0 +1,165 @@
+"""A bundle measured beside neighbours: tables, the variants worth keeping, and a selection for every level."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mvcompile import pareto, regret, runtime
+from mvcompile.bundle.interference import INTERFERENCE_VERSION, CoreProfile, Interference, Table
+from mvcompile.bundle.reader import open_bundle
+from mvcompile.bundle.schema import Manifest
+from mvcompile.config import ProfileConfig
+from mvcompile.errors import EnvironmentProblem
+from mvcompile.measure.generator import Generator
+from mvcompile.measure.levels import checked_levels, default_levels
+from mvcompile.profile.network import Bench, Floats, Samples, sample
+from mvcompile.profile.selections import by_table, refine
+from mvcompile.types import Level
+
+NOISE = 0.02
+"""Regrets and whole runs that differ by less are equal, as objectives are (`tuning.fronts.NOISE`)."""
+SAMPLING_SHARE = 0.6
+"""Of the budget: the rest goes to whole runs of selections."""
+
+Kept = tuple[tuple[int, ...], ...]
+"""Per task: the variants kept, in rising order, 0 first."""
+Report = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What was measured of a bundle, in the numbering of its variants, and which of them are to be kept."""
+
+    interference: Interference
+    kept: Kept
+
+
+def levels_of(config: ProfileConfig, llc_bytes: int) -> tuple[Level, ...]:
+    """The levels to measure: the configured ones, or the default set for a last-level cache of this size."""
+    return checked_levels(config.levels or default_levels(llc_bytes))
+
+
+def why_not(allowed: Sequence[int], config: ProfileConfig) -> str | None:
+    """Why nothing can be measured on the cores `allowed`; None if it can."""
+    if len(allowed) < 2:
+        return (
+            f"this process may use {len(allowed)} core, and a neighbour needs one of its own: nothing can be measured; "
+            "widen the affinity mask (taskset, cpuset), or profile the bundle on a machine with more cores (`mvcompile profile`)"
+        )
+    if max(config.cores) > len(allowed):
+        return f"a profile on {max(config.cores)} cores is asked for, this process may use {len(allowed)}; ask for fewer"
+    return None
+
+
+def profile(
+    path: str | os.PathLike[str], config: ProfileConfig, variants: int | None, report: Report = lambda share: None
+) -> Profiled:
+    """Measures the bundle at `path` on this host and says which `variants` (at most, None: all) of each task to keep.
+
+    The session runs on the first cores that this process may use, the neighbour on the last one. Raises EnvironmentProblem if
+    there are too few, and what `runtime.load` raises.
+    """
+    allowed = sorted(os.sched_getaffinity(0))
+    problem = why_not(allowed, config)
+    if problem is not None:
+        raise EnvironmentProblem(problem)
+    samples: list[Samples] = []
+    share = config.budget_s / len(config.cores)
+    with open_bundle(path) as bundle:
+        manifest = bundle.manifest
+    levels = levels_of(config, manifest.target.llc_bytes)
+    tasks = [step.task for step in manifest.plan.steps]
+    with Generator(allowed[-1], manifest.target.llc_bytes) as neighbour:
+
+        def bench(session: runtime.Session) -> Bench:
+            return Bench(session, _inputs(session), neighbour, levels)
+
+        for cores in config.cores:
+            with runtime.load(path, cores=allowed[:cores], share_cores=True, verify=False) as session:
+                samples.append(sample(bench(session), SAMPLING_SHARE * share, config.seed, report))
+        tables = [each.tables() for each in samples]
+        kept = keep(manifest, [latency for latency, _ in tables], variants)
+        profiles = []
+        for cores, found, (latency, spread) in zip(config.cores, samples, tables, strict=True):
+            may = [kept[task] for task in tasks]
+            vectors = by_table(latency, spread, may, found.timings)
+            with runtime.load(path, cores=allowed[:cores], share_cores=True, verify=False) as session:
+                selections = refine(bench(session), latency, tasks, may, vectors, (1 - SAMPLING_SHARE) * share)
+            noise = max(NOISE, found.run_spread())
+            grouped = regret.groups([sum(row[0] for row in rows) for rows in latency], noise)
+            ones = (1.0,) * len(manifest.tasks)
+            compared = tuple(len(task.variants) for task in manifest.tasks)
+            profiles.append(CoreProfile(cores, latency, spread, selections, grouped, found.drift(), ones, compared))
+    source = f"measured: {samples[0].rounds} rounds in the running network, neighbour on a core of its own"
+    return Profiled(
+        Interference(INTERFERENCE_VERSION, source, manifest.target.cpu_model, levels, samples[0].taken(), tuple(profiles), ()),
+        kept,
+    )
+
+
+def keep_of(found: Interference, manifest: Manifest, variants: int | None) -> Kept:
+    """What to keep of the bundle with `manifest` by what was measured of it (see `keep`)."""
+    return keep(manifest, [profile.latency_s for profile in found.profiles], variants)
+
+
+def keep(manifest: Manifest, tables: Sequence[Table], variants: int | None) -> Kept:
+    """Per task, the at most `variants` ones with the least worst regret over all levels and `tables`, variant 0 among them, and
+    of equal sets the one with the largest hypervolume of objectives."""
+    kept = []
+    for index, task in enumerate(manifest.tasks):
+        count = len(task.variants)
+        if variants is None or count <= variants:
+            kept.append(tuple(range(count)))
+            continue
+        latency = np.concatenate([task_latency(manifest, table, index) for table in tables])
+        vectors = np.array([each.objectives.vector() for each in task.variants if each.objectives is not None])
+        corner = pareto.reference_point(vectors)
+
+        def worth(chosen: Sequence[int], vectors: np.ndarray = vectors, corner: np.ndarray = corner) -> float:
+            return pareto.hypervolume(vectors[list(chosen)], corner)
+
+        kept.append(tuple(regret.choose(latency, variants, 0, NOISE, worth)))
+    return tuple(kept)
+
+
+def task_latency(manifest: Manifest, table: Table, task: int) -> Floats:
+    """Seconds that all layers of a task take in a run, shape (levels, variants)."""
+    steps = [number for number, step in enumerate(manifest.plan.steps) if step.task == task]
+    seconds: Floats = np.array([[rows[step] for step in steps] for rows in table]).sum(axis=1)
+    return seconds
+
+
+def restrict(found: Interference, manifest: Manifest, kept: Kept) -> Interference:
+    """What was measured of the bundle with `manifest`, for one that holds its `kept` variants only. The regrets say what that
+    lost."""
+    tasks = [step.task for step in manifest.plan.steps]
+
+    def rows(table: Table) -> Table:
+        return tuple(tuple(tuple(row[i] for i in kept[task]) for row, task in zip(level, tasks, strict=True)) for level in table)
+
+    def one(profile: CoreProfile) -> CoreProfile:
+        lost = tuple(
+            regret.worst(task_latency(manifest, profile.latency_s, task), kept[task]) for task in range(len(manifest.tasks))
+        )
+        selections = tuple(
+            replace(each, variants=tuple(kept[task].index(variant) for task, variant in zip(tasks, each.variants, strict=True)))
+            for each in profile.selections
+        )
+        return replace(
+            profile, latency_s=rows(profile.latency_s), spread=rows(profile.spread), selections=selections, regret=lost
+        )
+
+    pressure = tuple(tuple(row[i] for i in chosen) for row, chosen in zip(found.pressure, kept, strict=False))
+    return replace(found, profiles=tuple(map(one, found.profiles)), pressure=pressure)
+
+
+def _inputs(session: runtime.Session) -> dict[str, np.ndarray]:
+    """The self-test's inputs, in the session's own buffers."""
+    buffers = session.input_buffers
+    for name, array in runtime.selftest_inputs(session).items():
+        np.copyto(buffers[name], array)
+    return buffers
