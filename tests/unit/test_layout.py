@@ -132,7 +132,7 @@ def test_the_wheel_has_the_package_the_spaces_and_the_zoo_and_nothing_else(wheel
 def test_the_wheel_has_its_license_and_its_command(wheel: zipfile.ZipFile) -> None:
     information = {name.split(".dist-info/")[1]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert "licenses/LICENSE" in information
-    assert "mvcompile = mvcompile.cli:main" in wheel.read(information["entry_points.txt"]).decode()
+    assert "mvcompile = mvcompile.cli:command" in wheel.read(information["entry_points.txt"]).decode()
     requires = [line for line in wheel.read(information["METADATA"]).decode().splitlines() if line.startswith("Requires-Dist:")]
     base = {line.removeprefix("Requires-Dist: ") for line in requires if "extra ==" not in line}
     assert base == {"apache-tvm-ffi==0.1.14.post0", "numpy>=1.26"}
