@@ -57,6 +57,15 @@ def command() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def command() -> int:
+    """The process of `main`. What is done is not interrupted any more: unloading the compiler's libraries takes a while, in which
+    Ctrl-C would show tracebacks under a bundle that was written."""
+    try:
+        return main()
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mvcompile",
@@ -66,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"mvcompile {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_compile(commands)
+    _add_profile(commands)
     _add_inspect(commands)
     _add_validate(commands)
     _add_run(commands)
@@ -104,11 +114,37 @@ def _add_compile(commands: Any) -> None:
         help="search this space too (docs/search-spaces.md); repeatable",
     )
     parser.add_argument("--work-dir", metavar="DIR", help="records and references (default: FILE.mvb.work)")
+    parser.add_argument("--no-profile", action="store_true", help="do not measure the variants beside neighbours")
+    _add_profile_options(parser, "--profile-budget")
     parser.add_argument("--name", help="the model's name in the bundle (default: the file's)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the search (default: 0)")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--quiet", action="store_true", help="print nothing but errors")
     shown.add_argument("--json", action="store_true", help="progress and result as JSON lines on standard output")
+
+
+def _add_profile_options(parser: argparse.ArgumentParser, budget: str) -> None:
+    parser.add_argument(
+        budget, dest="profile_budget", metavar="TIME", help="time to measure variants beside neighbours (default: 60s)"
+    )
+    parser.add_argument(
+        "--level",
+        action="append",
+        default=[],
+        metavar="NAME:DIAL=VALUE,...",
+        help="an interference level, such as half:resident=8M,read=4G (default: llc, read and write); repeatable",
+    )
+    parser.add_argument(
+        "--cores", action="append", default=[], type=int, metavar="N", help="profile on N cores (default: 1); repeatable"
+    )
+
+
+def _profile_config(options: argparse.Namespace) -> Any:
+    from mvcompile.config import DEFAULT_PROFILE_S, ProfileConfig, parse_duration
+    from mvcompile.measure.levels import parse_level
+
+    budget = DEFAULT_PROFILE_S if options.profile_budget is None else parse_duration(options.profile_budget)
+    return ProfileConfig(budget, tuple(map(parse_level, options.level)), tuple(options.cores) or (1,))
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -126,7 +162,8 @@ def _compile(options: argparse.Namespace) -> None:
         name, shape = parse_shape_option(text)
         if shapes.setdefault(name, shape) != shape:
             raise UsageError(f"--shape gives input {name!r} two shapes; give it once")
-    config = CompileConfig(tuning, shapes, options.work_dir, options.name, tuple(options.space))
+    profile = None if options.no_profile else _profile_config(options)
+    config = CompileConfig(tuning, shapes, options.work_dir, options.name, tuple(options.space), profile)
     lines = screen.JsonLines()
     reporter: pipeline.Reporter
     if options.quiet:
@@ -154,6 +191,25 @@ def _compile(options: argparse.Namespace) -> None:
             f"{result.trials} trials, {coverage.tuned_share:.0%} of the time in tuned layers; "
             f"largest error against the reference {result.max_abs_error:.3g}"
         )
+
+
+def _add_profile(commands: Any) -> None:
+    parser = _command(commands, "profile", "measure a bundle's variants beside neighbours on this host", _profile)
+    parser.add_argument("bundle", metavar="FILE.mvb")
+    parser.add_argument("-o", "--output", metavar="OUT.mvb", help="write the bundle with its profile here (default: in place)")
+    _add_profile_options(parser, "--budget")
+    parser.add_argument("--json", action="store_true", help="for programs: the profile as JSON")
+
+
+def _profile(options: argparse.Namespace) -> None:
+    try:
+        from mvcompile.profile import command, report
+    except ImportError as error:
+        raise EnvironmentProblem(f"profiling needs {error.name}: pip install 'mvcompile[compile]'") from error
+
+    output = options.output or options.bundle
+    manifest, found = command.profile_bundle(options.bundle, output, _profile_config(options))
+    print(json.dumps(report.to_json(found), indent=1) if options.json else report.describe(found, manifest), end="\n")
 
 
 def _add_inspect(commands: Any) -> None:
