@@ -57,15 +57,6 @@ def command() -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def command() -> int:
-    """The process of `main`. What is done is not interrupted any more: unloading the compiler's libraries takes a while, in which
-    Ctrl-C would show tracebacks under a bundle that was written."""
-    try:
-        return main()
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mvcompile",
