@@ -224,6 +224,12 @@ def _add_validate(commands: Any) -> None:
         "--min-coverage", type=float, metavar="SHARE", help="hypervolume of kept variants over the measured front"
     )
     parser.add_argument("--min-tuned", type=float, metavar="SHARE", help="share of the model's time in tuned layers")
+    parser.add_argument(
+        "--max-regret",
+        type=float,
+        metavar="RATIO",
+        help="best variant over the best candidate that was measured, of any task at any level",
+    )
     parser.add_argument("--json", action="store_true", help="for programs: every check as JSON")
     parser.add_argument("--junit", metavar="FILE", help="write the checks as JUnit XML")
 
@@ -231,7 +237,7 @@ def _add_validate(commands: Any) -> None:
 def _validate(options: argparse.Namespace) -> None:
     from mvcompile.validate import Thresholds, validate, write_junit
 
-    report = validate(options.bundle, Thresholds(options.min_coverage, options.min_tuned))
+    report = validate(options.bundle, Thresholds(options.min_coverage, options.min_tuned, options.max_regret))
     if options.junit:
         write_junit(report, options.junit)
     print(json.dumps(report.to_json(), indent=1) if options.json else "\n".join(str(check) for check in report.checks))

@@ -16,6 +16,7 @@ from typing import Any
 
 from mvcompile import runtime
 from mvcompile.bundle.check import check_traces
+from mvcompile.bundle.interference import Interference, interference_of
 from mvcompile.bundle.reader import open_bundle
 from mvcompile.bundle.schema import TRACES, Manifest, Task
 from mvcompile.errors import BundleError, UsageError
@@ -27,15 +28,20 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What a release must reach, 0 to 1; None is not asked for."""
+    """What a release must reach; None is not asked for. Coverage and the tuned share are 0 to 1; `max_regret` is a task's best
+    variant over the best candidate that was measured, at the worst level, at least 1."""
 
     min_coverage: float | None = None
     min_tuned: float | None = None
+    max_regret: float | None = None
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for name in ("min_coverage", "min_tuned"):
+            value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise UsageError(f"{name.replace('_', '-')} is {value}; give a share from 0 to 1")
+        if self.max_regret is not None and not 1 <= self.max_regret < math.inf:
+            raise UsageError(f"max-regret is {self.max_regret}; give a ratio of at least 1, such as 1.05")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,10 @@ def _title(part: Callable[..., object]) -> str:
 def _integrity(path: str | os.PathLike[str]) -> Iterator[Check]:
     with open_bundle(path, verify=True) as bundle:
         check_traces(bundle.manifest, bundle.member(TRACES))
+        found = interference_of(bundle)
         yield Check("integrity", bundle.path.name, True, f"format version {bundle.manifest.format_version}, all digests agree")
+        if found is not None:
+            yield Check("interference", f"{len(found.levels)} levels", True, found.source)
 
 
 def _fits_host(path: str | os.PathLike[str]) -> Iterator[Check]:
@@ -106,7 +115,7 @@ def _fits_host(path: str | os.PathLike[str]) -> Iterator[Check]:
 def _figures(path: str | os.PathLike[str], thresholds: Thresholds) -> Iterator[Check]:
     """Verification results and coverage, from the manifest; ratios are computed again from the objective vectors."""
     with open_bundle(path, verify=False) as bundle:
-        manifest = bundle.manifest
+        manifest, found = bundle.manifest, interference_of(bundle)
     ratios = [_ratio(task) for task in manifest.tasks]
     calls = [sum(step.task == index for step in manifest.plan.steps) for index in range(len(manifest.tasks))]
     unverified = [
@@ -129,6 +138,8 @@ def _figures(path: str | os.PathLike[str], thresholds: Thresholds) -> Iterator[C
             yield Check("coverage", task.name, False, f"{ratio:.6f} by its vectors", f"{task.hypervolume_ratio:.6f} as stated",
                         "the manifest contradicts itself: compile again")  # fmt: skip
     yield from _coverage_checks(manifest, ratios, calls, thresholds)
+    if thresholds.max_regret is not None:
+        yield from _regret_checks(manifest, found, thresholds.max_regret)
 
 
 def _ratio(task: Task) -> float:
@@ -157,6 +168,20 @@ def _coverage_checks(manifest: Manifest, ratios: list[float], calls: list[int], 
         named = ", ".join(f"{name} ({part:.1%}, {n} layers)" for part, name, n in slack[:3])
         yield Check("tuned", "share of the model's time in tuned layers", share >= thresholds.min_tuned, f"{share:.4f}",
                     f"at least {thresholds.min_tuned:g}", f"tune longer (--budget); not tuned: {named}")  # fmt: skip
+
+
+def _regret_checks(manifest: Manifest, found: Interference | None, most: float) -> Iterator[Check]:
+    if found is None or not found.profiles:
+        yield Check("regret", "the model", False, "not profiled beside neighbours", f"at most {most:g}",
+                    "run `mvcompile profile`, or compile without --no-profile")  # fmt: skip
+        return
+    for profile in found.profiles:
+        for task, regret, compared in zip(manifest.tasks, profile.regret, profile.compared, strict=True):
+            if regret > most:
+                yield Check("regret", f"{task.name}, {profile.cores} core(s)", False, f"{regret:.4f} of {compared} candidates",
+                            f"at most {most:g}", "keep more variants (--variants), or profile longer")  # fmt: skip
+        worst = max(profile.regret, default=1.0)
+        yield Check("regret", f"worst task, {profile.cores} core(s)", worst <= most, f"{worst:.4f}", f"at most {most:g}")
 
 
 def _selftests(path: str | os.PathLike[str]) -> Iterator[Check]:

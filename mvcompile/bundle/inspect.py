@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from mvcompile.bundle.codec import to_plain
+from mvcompile.bundle.codec import plain_of, to_plain
+from mvcompile.bundle.interference import INTERFERENCE, Interference, interference_of
 from mvcompile.bundle.reader import Bundle
 from mvcompile.bundle.schema import Manifest, Task, Variant
 from mvcompile.types import TensorSpec
 
 
 def to_json(bundle: Bundle) -> dict[str, Any]:
-    """The manifest as JSON values, with the file's path, digest and length in bytes."""
+    """The manifest as JSON values, with the file's path, digest and length in bytes, and what is known beside neighbours."""
+    found = interference_of(bundle)
     return {
         "path": str(bundle.path),
         "digest": bundle.digest,
         "file_bytes": _file_bytes(bundle.manifest),
         "manifest": to_plain(bundle.manifest),
+        "interference": None if found is None else plain_of(found, INTERFERENCE),
     }
 
 
@@ -37,6 +40,9 @@ def describe(bundle: Bundle) -> str:
             *_table(_variant_rows(manifest), right={1, 2, 3, 4, 5, 6, 7}),
         ],
     ]
+    found = interference_of(bundle)
+    if found is not None:
+        sections.append([f"Beside neighbours ({_clean(found.source)})", *_table(_level_rows(found), right={1, 2, 3, 4, 5})])
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
@@ -86,6 +92,16 @@ def _variant_rows(manifest: Manifest) -> Iterable[Sequence[str]]:
             check = variant.verification
             error, allowed = f"{check.max_abs_error:.1e}", f"{check.atol:.1e}"
             yield (task.name, str(index), *_trade(variant, task), error, allowed, variant.space)
+
+
+def _level_rows(found: Interference) -> Iterable[Sequence[str]]:
+    yield ("level", "cores", "fastest alone", "selection", "spread", "switched", "same as")
+    for profile in found.profiles:
+        for level, selection, group in zip(found.levels, profile.selections, profile.group, strict=True):
+            switched = str(sum(variant != 0 for variant in selection.variants))
+            times = (_time(selection.fastest_alone_s), _time(selection.latency_s), f"{selection.spread:.1%}")
+            same = "" if found.levels[group] == level else found.levels[group].name
+            yield (level.name, str(profile.cores), *times, switched, same)
 
 
 def _trade(variant: Variant, task: Task) -> tuple[str, str, str, str]:

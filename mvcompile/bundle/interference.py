@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mvcompile.bundle.codec import decode, encode, fault, mismatch, version_of
+from mvcompile.bundle.reader import Bundle
 from mvcompile.bundle.schema import Manifest
 from mvcompile.errors import IncompatibleBundleError
 from mvcompile.types import Dials, Level
@@ -91,6 +92,13 @@ def decode_interference(data: bytes | memoryview, manifest: Manifest) -> Interfe
     found = decode(bytes(data), Interference, INTERFERENCE)
     check_interference(found, manifest)
     return found
+
+
+def interference_of(bundle: Bundle) -> Interference | None:
+    """The member of an open bundle, None if it has none. Raises as `decode_interference`."""
+    if all(member.name != INTERFERENCE for member in bundle.manifest.members):
+        return None
+    return decode_interference(bundle.member(INTERFERENCE), bundle.manifest)
 
 
 def check_interference(found: Interference, manifest: Manifest) -> None:
