@@ -14,8 +14,8 @@ process may use, at the levels of the bundle's profile with the same dials. The 
 
 Every visit to a level gives each engine in turn a block of runs, of which the first ones fill caches (and let the monitor find
 the level) and do not count; levels and engines alternate, so that what drifts, drifts for all. Figures are medians; ratios are
-medians of the visits' own ratios of medians. `static` is the fixed selection with the least geometric mean over all levels: what a
-compiler that knew of interference, but could not switch, would ship.
+medians of the visits' own ratios of medians. `static` is the fixed selection with the least geometric mean over all levels: what
+a compiler that knew of interference, but could not switch, would ship.
 
 With `--varying SECONDS` the neighbour changes its level at random times instead. Each engine in turn sees the same scenes of some
 seconds, SECONDS in all; figures are means and 99th percentiles of all its runs.
