@@ -1,0 +1,171 @@
+"""Which level explains the times that steps took: maximum likelihood over the levels of a bundle's profile.
+
+Pure functions of explicit values. What they have to cope with:
+
+- A run in a hundred has a step that takes three times as long as ever. So the median over the runs at hand counts, and what is
+  far from every level's time costs each level about the same (Student's t distribution in place of the normal one).
+- The core's clock is not what it was when the profile was measured. So each level is given the common factor that explains the
+  times best, at a price that grows with its distance from the factor of late.
+- The table is some percent off, for good: other memory, other pages. Such errors repeat from run to run, so more runs do not
+  make them more credible: `Residual.floor`, which no number of runs lowers, is how far off a step may be.
+- Noise comes in bursts. So evidence is added up from batch to batch (Page's CUSUM, 1954), and no batch is enough on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mvcompile.bundle.interference import CoreProfile
+from mvcompile.errors import UsageError
+from mvcompile.runtime.policy import PROFILE, Variants
+
+Floats = npt.NDArray[np.float64]
+
+add: Callable[[Floats, int], Floats] = np.add.reduce
+
+_NORMAL_IQR = 1.349
+"""Interquartile range of a normal distribution with a standard deviation of 1."""
+_TAILS = 3.0
+"""Degrees of freedom of the t distribution."""
+_ITERATIONS = 2
+"""Of reweighted least squares for the clock's factor. They start from the expected one, so it takes few."""
+_LEAST_S = 1e-9
+"""A time of less is none."""
+_SHARE = (0.4, 0.6)
+"""Of the threshold, what a batch counts at most: one of a single run, and one of several. Three runs or two batches decide."""
+_UNKNOWN_CLOCK = 0.15
+"""Standard deviation of the logarithm of the clock's factor before anything was seen."""
+_SLOWEST_CLOCK = 0.25
+"""How far the clock's logarithm may wander from that of the profile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """Parameters of the monitor that compares step times with the profile. Natural logarithms throughout.
+
+    `threshold`: how much likelier than the present level another one has to be, in sum over batches, to take its place.
+    `drift`: what is taken off for each batch; a level that fits no better than that never takes over.
+    `floor`: how far off the table may be, as a standard deviation of the logarithm of a step's time.
+    `overhead_s`: the same in seconds, of calling a step and reading the clock.
+    `clock`: standard deviation of what the core's clock does at once.
+    `follow`: share of the way that the expected clock goes per batch towards the one that was found.
+    """
+
+    threshold: float = 8.0
+    drift: float = 1.5
+    floor: float = 0.03
+    overhead_s: float = 0.5e-6
+    clock: float = 0.05
+    follow: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), the inverse of their
+    variance over the degrees of freedom, and what is the same of each level's likelihood whatever is seen. `steps` are those
+    that say something."""
+
+    variants: Variants
+    steps: npt.NDArray[np.intp]
+    mean: Floats
+    precision: Floats
+    constant: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Per level: log-likelihood of what was seen, and the logarithm of the clock's factor that it was found with."""
+
+    likelihood: Floats
+    clock: Floats
+    runs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What is held to be the case: a level (the first of its group), how much each level has been likelier of late, and the
+    logarithm of the clock's factor (None: nothing was seen yet). `ratio` is that sum for the present level when it took over."""
+
+    level: int
+    sums: tuple[float, ...]
+    clock: float | None = None
+    ratio: float = 0.0
+
+
+def initial(levels: int) -> Belief:
+    """Nothing else runs, as far as one knows."""
+    return Belief(0, (0.0,) * levels)
+
+
+def expectation(profile: CoreProfile, variants: Variants, options: Residual) -> Expectation:
+    """What `profile` says of `variants`. Raises UsageError if it has no times of theirs."""
+    chosen = tuple(enumerate(variants))
+    seconds, spread = (
+        np.array([[rows[step][variant] for step, variant in chosen] for rows in table]).reshape(len(table), -1)
+        for table in (profile.latency_s, profile.spread)
+    )
+    steps = np.flatnonzero((seconds > 0).all(axis=0))
+    if not steps.size:
+        raise UsageError(f"the bundle's profile for {profile.cores} cores has no times of its layers: {PROFILE}")
+    seconds, spread = seconds[:, steps], spread[:, steps]
+    deviation = np.sqrt(options.floor**2 + (spread / _NORMAL_IQR) ** 2 + (options.overhead_s / seconds) ** 2)
+    return Expectation(variants, steps, np.log(seconds), 1 / (_TAILS * deviation**2), -np.log(deviation).sum(axis=1))
+
+
+def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Residual) -> Evidence:
+    """What `seconds` (run, step: all steps of the model), run with the variants of `expected`, say of each level."""
+    clock, deviation = (0.0, _UNKNOWN_CLOCK) if before.clock is None else (before.clock, options.clock)
+    # One numpy call costs some microseconds in the caches that a run leaves behind, whatever it computes: few of them.
+    off = np.log(np.maximum(_median(seconds)[expected.steps], _LEAST_S)) - expected.mean
+    scale = expected.precision
+    prior = 1 / (deviation * deviation * (_TAILS + 1))
+    factor: Floats | float = clock
+    for _ in range(_ITERATIONS):
+        rest = off - factor
+        weights = scale / (1 + scale * rest * rest)
+        found = (add(weights * off, 1) + prior * clock) / (add(weights, 1) + prior)
+        factor = found[:, None]
+    rest = off - factor
+    distance = add(np.log1p(scale * rest * rest), 1) + prior * (found - clock) ** 2
+    return Evidence(expected.constant - (_TAILS + 1) / 2 * distance, found, len(seconds))
+
+
+def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Residual) -> Belief:
+    """What to hold after `seen`. The levels of a `group` are one: the first one stands for it, the likeliest speaks for it."""
+    likelihood, clocks = seen.likelihood.tolist(), seen.clock.tolist()
+    best: dict[int, int] = {}  # the level that speaks for each group
+    for level, number in enumerate(group):
+        if number not in best or likelihood[level] > likelihood[best[number]]:
+            best[number] = level
+    present = best[group[before.level]]
+    most = options.threshold * _SHARE[seen.runs > 1]
+    sums = [
+        max(0.0, total + max(-most, min(most, likelihood[best[number]] - likelihood[present] - options.drift)))
+        for total, number in zip(before.sums, group, strict=True)
+    ]
+    over = [level for level, total in enumerate(sums) if total > options.threshold]
+    if over:  # what each batch counts at most makes them equal: the last one tells them apart
+        found = group[max(over, key=lambda level: likelihood[best[group[level]]])]
+        level = group.index(found)
+        return Belief(level, (0.0,) * len(sums), _limited(clocks[best[found]]), sums[level])
+    clock = clocks[present] if before.clock is None else before.clock
+    if not any(sums):  # otherwise the clock would be made to explain a level that is about to be found
+        clock += options.follow * (clocks[present] - clock)
+    return Belief(before.level, tuple(sums), _limited(clock), before.ratio)
+
+
+def _limited(clock: float) -> float:
+    return max(-_SLOWEST_CLOCK, min(_SLOWEST_CLOCK, clock))
+
+
+def _median(rows: Floats) -> Floats:
+    """Of each column; numpy's own costs three times as much for so few rows."""
+    if len(rows) > 1:
+        rows = np.sort(rows, axis=0)
+    half = len(rows) // 2
+    median: Floats = rows[half] if len(rows) % 2 else (rows[half - 1] + rows[half]) / 2
+    return median
