@@ -11,6 +11,8 @@ from mvcompile.bundle.reader import Bundle
 from mvcompile.bundle.schema import Manifest, Task, Variant
 from mvcompile.types import TensorSpec
 
+MOST_UNTUNED = 4
+
 
 def to_json(bundle: Bundle) -> dict[str, Any]:
     """The manifest as JSON values, with the file's path, digest and length in bytes, and what is known beside neighbours."""
@@ -66,10 +68,17 @@ def _facts(bundle: Bundle) -> list[str]:
         ("arena", _size(manifest.plan.arena_bytes)),
         ("layers", f"{len(manifest.plan.steps)}, {choices} with a choice of variants; {len(manifest.tasks)} tasks"),
         ("coverage", f"{manifest.coverage.hypervolume_ratio:.4f} of the front's hypervolume, weighted by time"),
-        ("tuned", f"{manifest.coverage.tuned_share:.1%} of the time is in tuned layers"),
+        ("tuned", f"{manifest.coverage.tuned_share:.1%} of the time is in tuned layers{_untuned(manifest)}"),
     ]
     width = max(len(name) for name, _ in facts)
     return [f"{name:<{width}}  {_clean(value)}" for name, value in facts]
+
+
+def _untuned(manifest: Manifest) -> str:
+    """The tasks outside tuned kernels that take most of the time."""
+    left = sorted((task for task in manifest.tasks if not task.tuned), key=lambda task: -task.time_share)
+    named = ", ".join(f"{task.name} {task.time_share:.1%}" for task in left[:MOST_UNTUNED] if task.time_share > 0)
+    return f"; the rest: {named}" if named else ""
 
 
 def _layer_rows(manifest: Manifest) -> Iterable[Sequence[str]]:

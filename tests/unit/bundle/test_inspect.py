@@ -37,7 +37,7 @@ def test_the_description_names_model_target_and_coverage(bundle: Bundle) -> None
         r"built with +apache-tvm 0\.27\.0\.post1, mvcompile 0\.1\.0",
         "layers +3, 2 with a choice of variants; 2 tasks",
         r"coverage +0\.9750 of the front's hypervolume, weighted by time",
-        r"tuned +75\.0% of the time is in tuned layers",
+        r"tuned +75\.0% of the time is in tuned layers; the rest: relu 25\.0%",
         r"  weights\.bin +2,048",
         "  latency_s in s: measured: weights cold, activation warm",
     ]:
