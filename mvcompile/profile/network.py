@@ -19,7 +19,7 @@ from mvcompile.bundle.interference import Table
 from mvcompile.types import Dials, Level
 
 LEAST_ROUNDS = 5
-MOST_ROUNDS = 25
+MOST_ROUNDS = 60
 SETTLE_S = 0.01
 """How long a neighbour runs before the run that fills the caches: it has to have walked through its set."""
 

@@ -1,7 +1,8 @@
 """The selection vector of each level: chosen layer by layer from the table, then judged by whole runs.
 
-Layers are not independent: a variant leaves the caches to the next layer. So what the table says is a proposal, and a whole run
-beside the neighbour decides, in alternation with variant 0 everywhere.
+Layers are not independent: a variant leaves the caches to the next layer. So what the table says can be overruled by whole runs
+beside the neighbour. It takes clear evidence to do that: a table's entry rests on timings of one step, of which a whole run is
+hundreds, with the noise of all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mvcompile.bundle.interference import Selection, Table
 from mvcompile.profile.network import Bench, Floats
 
 LEAST_RUNS = 5
-MOST_RUNS = 15
+MOST_RUNS = 60
 PROPOSED_AT_MOST = 6
 DECIDING_SHARE = 0.7
 """Of the budget: the rest measures what was decided."""
@@ -42,14 +43,15 @@ def by_table(latency: Table, spread: Table, kept: Kept, timings: int) -> list[Ve
 def refine(
     bench: Bench, latency: Table, tasks: Sequence[int], kept: Kept, vectors: Sequence[Vector], budget_s: float
 ) -> tuple[Selection, ...]:
-    """The selection of each level, measured: the best of variant 0 everywhere and all levels' `vectors`, then improved task by
-    task (`tasks`: the task of each step), the heaviest first, for as long as this level's part of `budget_s` lasts."""
+    """The selection of each level, measured: its vector of `vectors`, unless variant 0 everywhere or another level's vector is
+    clearly better; then improved task by task (`tasks`: the task of each step), the heaviest first, while this level's part of
+    `budget_s` lasts; and variant 0 everywhere if the result is clearly worse than that."""
     zeros = (0,) * len(kept)
     chosen = []
     for level in range(len(bench.levels)):
         until = bench.clock() + DECIDING_SHARE * budget_s / len(bench.levels)
         bench.enter(level)
-        best = _best(bench, list(dict.fromkeys([zeros, vectors[level], *vectors])), until)
+        best = _best(bench, list(dict.fromkeys([vectors[level], zeros, *vectors])), until)
         for step, variant in _changes(latency[level], tasks, kept, best):
             if bench.clock() >= until:
                 break
@@ -67,8 +69,7 @@ def _best(bench: Bench, proposals: Sequence[Vector], until: float) -> Vector:
 
 
 def _measured(bench: Bench, zeros: Vector, chosen: list[Vector], budget_s: float) -> tuple[Selection, ...]:
-    """What was chosen for each level once more against variant 0 everywhere, levels in alternation so that they compare; what was
-    chance is taken back."""
+    """What was chosen for each level once more against variant 0 everywhere, levels in alternation so that they compare."""
     times: list[list[tuple[float, float]]] = [[] for _ in chosen]
     start = bench.clock()
     while len(times[-1]) < LEAST_RUNS or (len(times[-1]) < MOST_RUNS and bench.clock() - start < budget_s):
@@ -80,7 +81,7 @@ def _measured(bench: Bench, zeros: Vector, chosen: list[Vector], budget_s: float
     found = []
     for vector, pairs in zip(chosen, np.array(times), strict=True):
         alone_s = float(np.median(pairs[:, 0]))
-        keep = float(np.median(pairs[:, 1] - pairs[:, 0])) <= 0
+        keep = not regret.clearly_better(pairs[:, 1] - pairs[:, 0])
         low, middle, high = np.percentile(pairs[:, int(keep)], (25, 50, 75))
         found.append(Selection(vector if keep else zeros, float(middle), float((high - low) / middle), alone_s))
     return tuple(found)
