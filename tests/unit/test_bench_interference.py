@@ -90,3 +90,38 @@ def test_scenes_fill_the_time_and_repeat_by_seed(script: Any) -> None:
 def test_the_99th_percentile_is_a_run(script: Any) -> None:
     assert script._p99([float(i) for i in range(1, 101)]) == 99.0
     assert script._p99([5.0]) == 5.0
+
+
+@pytest.fixture
+def monitor(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return importlib.import_module("monitor")
+
+
+def test_the_script_of_a_neighbour_repeats_no_level(monitor: Any) -> None:
+    changes = monitor.script(4, 100.0, seed=1)
+    levels = [level for _, level in changes]
+    assert levels[0] == 0
+    assert set(levels) == {0, 1, 2, 3}
+    assert all(a != b for a, b in itertools.pairwise(levels))
+
+
+def test_runs_in_the_window_of_a_change_do_not_count_and_those_after_do(monitor: Any) -> None:
+    changes = [(0.0, 0), (10.0, 1)]
+    # A run a second; the level is found in the second run after the change, and lost again in the last.
+    held = [0] * 10 + [0, 1, 1, 1, 0]
+    seen = [(index + 1.0, 0.9, level) for index, level in enumerate(held)]
+    found = monitor.judge(seen, changes, (0, 1))
+    assert found["counted"] == (10 - 3) + (5 - 3)
+    assert found["right"] == pytest.approx(8 / 9)
+    assert found["delay_runs"] == [2]
+    assert found["delay_s"] == [pytest.approx(2.0)]
+    assert found["missed"] == 0
+    assert monitor.judge(seen, changes, (0, 0))["right"] == 1.0  # one group: nothing to tell apart
+
+
+def test_a_level_that_is_never_found_is_missed(monitor: Any) -> None:
+    seen = [(index + 1.0, 0.9, 0) for index in range(20)]
+    found = monitor.judge(seen, [(0.0, 0), (10.0, 1)], (0, 1))
+    assert (found["missed"], found["changes"], found["delay_s"]) == (1, 1, [])
+    assert found["right"] == pytest.approx(7 / 14)
