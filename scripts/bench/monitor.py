@@ -188,10 +188,10 @@ def line(row: dict[str, Any]) -> str:
     told = " | ".join("=".join(names) for names in groups.values())
     text = f"{row['model']}: levels told apart: {told}"
     if len(groups) > 1 and found["delay_s"]:
+        runs, delay_ms = statistics.median(found["delay_runs"]), [1e3 * each for each in found["delay_s"]]
         text += (
-            f"; right in {found['right']:.1%} of {found['counted']} runs; "
-            f"found after {statistics.median(found['delay_runs']):g} runs, {statistics.median(found['delay_s']) * 1e3:.0f} ms (longest {max(found['delay_s']) * 1e3:.0f} ms), "
-            f"missed {found['missed']} of {found['changes']}"
+            f"; right in {found['right']:.1%} of {found['counted']} runs; found after {runs:g} runs, "
+            f"{statistics.median(delay_ms):.0f} ms (longest {max(delay_ms):.0f} ms), missed {found['missed']} of {found['changes']}"
         )
     else:
         text += "; nothing to find"
