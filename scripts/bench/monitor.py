@@ -191,7 +191,8 @@ def line(row: dict[str, Any]) -> str:
         runs, delay_ms = statistics.median(found["delay_runs"]), [1e3 * each for each in found["delay_s"]]
         text += (
             f"; right in {found['right']:.1%} of {found['counted']} runs; found after {runs:g} runs, "
-            f"{statistics.median(delay_ms):.0f} ms (longest {max(delay_ms):.0f} ms), missed {found['missed']} of {found['changes']}"
+            f"{statistics.median(delay_ms):.0f} ms (longest {max(delay_ms):.0f} ms), "
+            f"missed {found['missed']} of {found['changes']}"
         )
     else:
         text += "; nothing to find"
