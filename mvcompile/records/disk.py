@@ -77,6 +77,10 @@ class DiskStore:
         self._require_open()
         return self._index.get(task_key, target_key, fingerprint)
 
+    def tasks(self, target_key: str, fingerprint: str) -> tuple[str, ...]:
+        self._require_open()
+        return self._index.tasks(target_key, fingerprint)
+
     def close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -22,3 +22,6 @@ class Index:
 
     def get(self, task_key: str, target_key: str, fingerprint: str) -> tuple[Record, ...]:
         return tuple(self._groups.get((task_key, target_key, fingerprint), ()))
+
+    def tasks(self, target_key: str, fingerprint: str) -> tuple[str, ...]:
+        return tuple(task for task, target, prepared in self._groups if (target, prepared) == (target_key, fingerprint))

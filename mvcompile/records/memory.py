@@ -39,6 +39,9 @@ class MemoryStore:
     def records(self, task_key: str, target_key: str, fingerprint: str) -> tuple[Record, ...]:
         return self._opened().get(task_key, target_key, fingerprint)
 
+    def tasks(self, target_key: str, fingerprint: str) -> tuple[str, ...]:
+        return self._opened().tasks(target_key, fingerprint)
+
     def close(self) -> None:
         self._index = None
 

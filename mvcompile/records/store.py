@@ -74,6 +74,10 @@ class RecordStore(Protocol):
         """The records of exactly this task, target and fingerprint, oldest first."""
         ...
 
+    def tasks(self, target_key: str, fingerprint: str) -> tuple[str, ...]:
+        """The keys of all tasks that have records of exactly this target and fingerprint, in the order of their first ones."""
+        ...
+
     def close(self) -> None:
         """Let go of the medium. May be called twice."""
         ...

@@ -91,11 +91,13 @@ class SteadyClock:
 
 
 class EndlessStrategy:
-    """A search `Strategy` without an end: `prefix`0, `prefix`1, ... in space `generic`. It keeps what it is told."""
+    """A search `Strategy` without an end: `prefix`0, `prefix`1, ... in space `generic`. It keeps what it is told, and what it
+    was last told of other tasks."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix, self._next = prefix, 0
-        self.told: list[tuple[Candidate, float | None]] = []
+        self.told: list[tuple[Candidate, Objectives | None]] = []
+        self.related: list[Sequence[tuple[Candidate, Objectives | None]]] = []
 
     @property
     def remaining(self) -> int | None:
@@ -111,6 +113,10 @@ class EndlessStrategy:
                 asked.append(candidate)
         return asked
 
-    def tell(self, results: Sequence[tuple[Candidate, float | None]]) -> None:
+    def tell(self, results: Sequence[tuple[Candidate, Objectives | None]]) -> None:
         """See `Strategy`."""
         self.told += results
+
+    def relate(self, tasks: Sequence[Sequence[tuple[Candidate, Objectives | None]]]) -> None:
+        """See `Strategy`."""
+        self.related = list(tasks)

@@ -63,6 +63,14 @@ class RecordStoreContract:
             assert store.records("other", "other", "prepared") == ()
             assert store.count == 7
 
+    def test_lists_the_tasks_of_one_target_and_fingerprint(self) -> None:
+        with self.open_store() as store:
+            assert store.tasks("target", "prepared") == ()
+            store.append([measured_record(task="b"), measured_record(task="a", target="other")])
+            store.append([measured_record(task="c", fingerprint="other"), measured_record(task="a"), measured_record(task="b")])
+            assert store.tasks("target", "prepared") == ("b", "a")
+            assert store.tasks("other", "prepared") == ("a",)
+
     def test_what_it_gave_does_not_change_later(self) -> None:
         with self.open_store() as store:
             store.append([measured_record("1")])
@@ -108,6 +116,8 @@ class RecordStoreContract:
             store.append([measured_record()])
         with pytest.raises(StoreError, match="closed"):
             store.records("task", "target", "prepared")
+        with pytest.raises(StoreError, match="closed"):
+            store.tasks("target", "prepared")
         with pytest.raises(StoreError, match="closed"):
             _ = store.count
         with pytest.raises(StoreError, match="closed"):

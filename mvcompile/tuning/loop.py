@@ -13,8 +13,8 @@ from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.protocol import Candidate, Measurer, Outcome, Subject
 from mvcompile.records import RecordStore
 from mvcompile.search.strategy import Allocation, Strategy
-from mvcompile.tuning.fronts import front_of, latest, objectives_of
-from mvcompile.types import Record, Status
+from mvcompile.tuning.fronts import front_of, hypervolume_ratio, latest, objectives_of
+from mvcompile.types import Objectives, Record, Status
 
 COMPARED_AT_MOST = 12
 
@@ -94,11 +94,12 @@ class Tuner:
         config: TuningConfig,
         clock: Clock,
         report: Callable[[Progress], None] = lambda progress: None,
+        allocation: Allocation | None = None,
     ) -> None:
         self._store, self._measurer, self._config, self._clock, self._report = store, measurer, config, clock, report
         self._identity = (target_key, fingerprint)
         self._states = [_State(task, list(store.records(task.subject.key, target_key, fingerprint))) for task in tasks]
-        self._allocation = Allocation()
+        self._allocation = allocation or Allocation()
         for state in self._states:
             for record in state.records:
                 self._note(state.task, record)
@@ -168,17 +169,18 @@ class Tuner:
         if state.strategy is None:
             self._begin(state)
         assert state.strategy is not None
+        state.strategy.relate(self._related(state))
         candidates = state.strategy.ask(count)
         if not candidates:
             state.ended = True
             self._clock.add(time.monotonic() - start)
             return
-        best = self._allocation.best(state.task.subject.key)
+        best, front = self._allocation.best(state.task.subject.key), front_of(state.records)
         outcomes = self._measurer.measure(state.task.subject, candidates, best)
         self._append(state, candidates, outcomes)
-        latencies = [None if each.objectives is None else each.objectives.latency_s for each in outcomes]
-        state.strategy.tell(list(zip(candidates, latencies, strict=True)))
-        self._allocation.batch_ended(state.task.subject.key, best)
+        state.strategy.tell([(candidate, each.objectives) for candidate, each in zip(candidates, outcomes, strict=True)])
+        share = hypervolume_ratio(*([objectives_of(each) for each in found] for found in (front, front_of(state.records))))
+        self._allocation.batch_ended(state.task.subject.key, best, 1.0 - share)
         self._clock.add(time.monotonic() - start)
         self._show(state)
 
@@ -186,10 +188,12 @@ class Tuner:
         """Makes the search and tells it what earlier runs found."""
         state.strategy = state.task.strategy()
         state.size = state.strategy.remaining
-        known = latest(state.records).values()
-        state.strategy.tell(
-            [(Candidate(r.trace, r.space), None if r.objectives is None else r.objectives.latency_s) for r in known]
-        )
+        state.strategy.tell(_results(state.records))
+
+    def _related(self, state: _State) -> list[list[tuple[Candidate, Objectives | None]]]:
+        """What is known of other tasks on this target, those of other models in the store included."""
+        own = state.task.subject.key
+        return [_results(self._store.records(key, *self._identity)) for key in self._store.tasks(*self._identity) if key != own]
 
     def _append(self, state: _State, candidates: Sequence[Candidate], outcomes: Sequence[Outcome]) -> None:
         target_key, fingerprint = self._identity
@@ -250,3 +254,8 @@ class Tuner:
                 failed,
             )
         )
+
+
+def _results(records: Sequence[Record]) -> list[tuple[Candidate, Objectives | None]]:
+    """What a search is told of records: the last outcome of every candidate."""
+    return [(Candidate(*identity), found) for identity, found in {(r.trace, r.space): r.objectives for r in records}.items()]

@@ -17,6 +17,7 @@ from tvm.s_tir.schedule import Schedule, ScheduleError
 from mvcompile import traces
 from mvcompile.measure.protocol import Candidate
 from mvcompile.spaces import GENERIC_SPACE
+from mvcompile.types import Objectives
 
 FAILED_SECONDS = 1e10
 """MetaSchedule's own convention for a candidate that did not run; it stays inside this module."""
@@ -138,9 +139,16 @@ class EvolutionStrategy:
         asked, self._waiting = self._waiting[:count], self._waiting[count:]
         return asked
 
-    def tell(self, results: Sequence[tuple[Candidate, float | None]]) -> None:
+    def relate(self, tasks: Sequence[Sequence[tuple[Candidate, Objectives | None]]]) -> None:
+        """See `Strategy.relate`. MetaSchedule's model learns from programs, which other tasks' traces alone do not give."""
+
+    def tell(self, results: Sequence[tuple[Candidate, Objectives | None]]) -> None:
         """See `Strategy.tell`; candidates of other spaces are ignored, since their traces cannot be mutated by these rules."""
-        generic = [(candidate, latency) for candidate, latency in results if candidate.space == GENERIC_SPACE]
+        generic = [
+            (candidate, None if found is None else found.latency_s)
+            for candidate, found in results
+            if candidate.space == GENERIC_SPACE
+        ]
         for candidate, latency in generic:
             self._seen.add(candidate.trace)
             if latency is not None:

@@ -79,8 +79,7 @@ def search(subject: Subject, one: Search, measurer: PoolMeasurer, trials: int) -
     for candidate, outcome in zip(candidates, outcomes, strict=True):
         if outcome.objectives is not None:
             one.found[candidate] = outcome.objectives
-    latencies = [None if each.objectives is None else each.objectives.latency_s for each in outcomes]
-    one.strategy.tell(list(zip(candidates, latencies, strict=True)))
+    one.strategy.tell([(candidate, each.objectives) for candidate, each in zip(candidates, outcomes, strict=True)])
     one.trials += len(candidates)
     one.seconds += time.monotonic() - start
     return True

@@ -142,11 +142,46 @@ def test_a_search_without_end_ends_when_it_stops_to_help(store: MemoryStore) -> 
     measurer = FakeMeasurer(behave)
     a_tuner([a_task("a", strategy=lambda: strategy)], store, measurer, trials=10_000).run()
     assert len(measurer.measured) == 1 + 1 + Allocation.PATIENCE
-    told = {candidate.trace: latency for candidate, latency in strategy.told}
+    told = {candidate.trace: found and found.latency_s for candidate, found in strategy.told}
     assert set(told) == set(measurer.traces)
     assert told["a/default"] == 0.5
     assert told["a/10"] is None
     assert told["a/11"] == pytest.approx(0.111)
+
+
+def test_a_task_whose_front_stagnates_gives_way_to_one_whose_front_grows(store: MemoryStore) -> None:
+    """All of a take the same; b is a little faster, and every candidate of it is on the front."""
+
+    def behaviour(subject: Subject, candidate: Candidate) -> Outcome:
+        name, _, number = candidate.trace.partition("/")
+        if number == "default" or name == "a":
+            return valid(1.0 if name == "a" else 0.9, 0.0, 1e9)
+        return valid(0.9 + int(number) / 1000, 0.0, 1e9 - 1e7 * int(number))
+
+    measurer = FakeMeasurer(behaviour)
+    a_tuner([a_task("a", size=100), a_task("b", size=100)], store, measurer, trials=40).run()
+    batches = [key for key, _ in measurer.measured[2:]]
+    assert batches[0] == "a"
+    assert batches.count("b") > batches.count("a")
+
+
+def test_searches_hear_of_the_other_tasks_of_their_target(store: MemoryStore) -> None:
+    """Also of what is in the store of another model's tasks, and never of another target's."""
+    Tuner(
+        [a_task("far")], store, FakeMeasurer(behave),
+        target_key="other", fingerprint="prepared", config=TuningConfig(trials=4), clock=SteadyClock(),
+    ).run()  # fmt: skip
+    a_tuner([a_task("old")], store, FakeMeasurer(behave), trials=2).run()
+    strategies = {name: EndlessStrategy(f"{name}/1") for name in "ab"}
+    tasks = [a_task(name, strategy=lambda name=name: strategies[name]) for name in strategies]  # type: ignore[misc]
+    a_tuner(tasks, store, FakeMeasurer(behave), trials=8).run()
+    assert [len(each) for each in strategies["a"].related] == [3, 1]  # before b's first batch
+    old, a = strategies["b"].related
+    assert [candidate.trace for candidate, _ in old] == [
+        "old/default",
+        *(r.trace for r in store.records("old", "target", "prepared")[1:]),
+    ]
+    assert [found and found.latency_s for _, found in a] == pytest.approx([0.5, None, 0.111, 0.112, 0.113])
 
 
 def test_gives_batches_to_the_task_that_costs_the_model_most(store: MemoryStore) -> None:

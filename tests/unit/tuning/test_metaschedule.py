@@ -14,6 +14,7 @@ from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import extract
 from mvcompile.testing.programs import module_of, small_network
 from mvcompile.tuning.metaschedule import EvolutionStrategy
+from mvcompile.types import Objectives
 
 HOST = detect_target()
 TARGET = tvm_target(HOST)
@@ -35,8 +36,8 @@ def latency(candidate: Candidate) -> float:
     return 1e-3 * (1 + len(candidate.trace) % 17)
 
 
-def told(candidates: list[Candidate]) -> list[tuple[Candidate, float | None]]:
-    return [(candidate, latency(candidate)) for candidate in candidates]
+def told(candidates: list[Candidate]) -> list[tuple[Candidate, Objectives | None]]:
+    return [(candidate, Objectives(latency(candidate), 0.0, 0.0)) for candidate in candidates]
 
 
 def evolution(module: tvm.IRModule, seed: int = 0) -> EvolutionStrategy:
@@ -85,7 +86,7 @@ def test_goes_on_after_an_interruption_with_what_is_new() -> None:
     resumed = evolution(module)
     foreign = Candidate(traces.dump(tvm.s_tir.Schedule(module).trace), spaces.DEFAULT_SPACE)
     unreadable = Candidate("not a trace", spaces.GENERIC_SPACE)
-    resumed.tell([*told(known[:-1]), (known[-1], None), (foreign, 1e-3), (unreadable, 1e-3)])
+    resumed.tell([*told(known[:-1]), (known[-1], None), *told([foreign, unreadable])])
     more = resumed.ask(BATCH)
     assert more
     assert not set(more) & set(known)
