@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Protocol
 
 from mvcompile.errors import EnvironmentProblem, UsageError
@@ -31,7 +32,8 @@ _START = "import sys; sys.path[:] = sys.argv[7:]; from mvcompile.measure.load_wo
 @dataclass(frozen=True, slots=True)
 class Work:
     """What the process is asked for. Sizes are bytes, rounded down to `load_loops.GRANULE_BYTES`; rates are bytes per second, 0
-    for none and below 0 for as fast as it can; a window of 0 is the whole buffer."""
+    for none and below 0 for as fast as it can; a window of 0 is the whole buffer. `parallel`: the chain is followed from several
+    places in turn, so that loads do not wait for each other."""
 
     resident_bytes: int = 0
     read_rate: float = 0.0
@@ -39,6 +41,8 @@ class Work:
     write_rate: float = 0.0
     write_window: int = 0
     chase_bytes: int = 0
+    parallel: bool = False
+    counting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class Counters:
     read_bytes: int = 0
     written_bytes: int = 0
     chased_loads: int = 0
+    counted_steps: int = 0
 
 
 class Load(Protocol):
@@ -144,13 +149,14 @@ class LoadProcess:
             loops.WRITE_RATE: _rate(work.write_rate),
             loops.WRITE_WINDOW: _size("window of writes", work.write_window or self._stream_bytes, self._stream_bytes),
             loops.CHASE_BYTES: _size("chain", work.chase_bytes, self._stream_bytes),
+            loops.FLAGS: loops.COUNTING * work.counting | loops.PARALLEL * work.parallel,
         }
 
     def counters(self) -> Counters:
         """See `Load`. Raises EnvironmentProblem if the process is gone."""
         self._require_alive()
         words = self._words
-        counts = [words[at] for at in (loops.WALKED_BYTES, loops.READ_BYTES, loops.WRITTEN_BYTES, loops.CHASED_LOADS)]
+        counts = words[loops.WALKED_BYTES : loops.COUNTED_STEPS + 1].tolist()
         return Counters((words[loops.NOW_NS] - words[loops.STARTED_NS]) * 1e-9, *counts)
 
     def _require_alive(self) -> None:
@@ -159,6 +165,12 @@ class LoadProcess:
             raise EnvironmentProblem(
                 f"the process that loads the caches from core {self.core} has ended (exit code {code}); start another one"
             )
+
+    def __enter__(self) -> LoadProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """See `Load`."""

@@ -47,11 +47,13 @@ class Buffer:
         self.address = self.words.ctypes.data
 
 
-def build_chain(buffer: Buffer, size: int) -> None:
-    """Makes the lines of the first `size` bytes one cycle in random order: each line's first word is the next one's address."""
+def build_chain(buffer: Buffer, size: int) -> list[int]:
+    """Makes the lines of the first `size` bytes one cycle in random order: each line's first word is the next one's address.
+    Returns the addresses of `load_loops.CHAINS` lines that are equally far apart on it."""
     step = loops.LINE_BYTES // 8
     order = np.random.default_rng(_SEED).permutation(size // loops.LINE_BYTES)
     buffer.words[order * step] = np.roll(order, -1) * loops.LINE_BYTES + buffer.address
+    return [buffer.address + loops.LINE_BYTES * int(order[k * len(order) // loops.CHAINS]) for k in range(loops.CHAINS)]
 
 
 def main(arguments: list[str]) -> None:
@@ -74,8 +76,9 @@ def main(arguments: list[str]) -> None:
             os.eventfd_read(wake_fd)
             continue
         size = int(words[loops.CHASE_BYTES])
-        build_chain(read, size)
-        words[loops.CHASE_AT], words[loops.CHAIN_BYTES] = read.address, size
+        if size:
+            words[loops.CHASE_AT : loops.CHASE_AT + loops.CHAINS] = build_chain(read, size)
+        words[loops.CHAIN_BYTES] = size
 
 
 def _tie_to(parent: int) -> None:

@@ -44,6 +44,17 @@ def siblings(core: int, root: Path = Path("/")) -> frozenset[int]:
         return frozenset({core})
 
 
+def cache_sharers(core: int, root: Path = Path("/")) -> frozenset[int]:
+    """The logical CPUs that share `core`'s last-level cache, `core` among them; all of the machine where Linux does not say."""
+    found: dict[int, frozenset[int]] = {}
+    for index in sorted((root / f"sys/devices/system/cpu/cpu{core}/cache").glob("index*")):
+        try:
+            found[int((index / "level").read_text())] = frozenset(_cpu_list((index / "shared_cpu_list").read_text()))
+        except (OSError, ValueError):
+            continue
+    return (found[max(found)] if found else frozenset(range(os.cpu_count() or 1))) | {core}
+
+
 def _cpu_list(text: str) -> Iterator[int]:
     """The CPUs of a list such as `0-3,8`."""
     for part in text.strip().split(","):

@@ -97,6 +97,15 @@ def test_siblings(tmp_path: Path) -> None:
     assert cpus.siblings(3, tmp_path) == {3}
 
 
+def test_cache_sharers_are_those_of_the_last_level(tmp_path: Path) -> None:
+    cache = "sys/devices/system/cpu/cpu1/cache/index{}/{}"
+    lists = {cache.format(0, "level"): "1\n", cache.format(0, "shared_cpu_list"): "1\n"}
+    lists |= {cache.format(1, "level"): "3\n", cache.format(1, "shared_cpu_list"): "0-2\n"}
+    tree(tmp_path, {**lists, cache.format(2, "level"): "4\n", cache.format(2, "shared_cpu_list"): "x\n"})
+    assert cpus.cache_sharers(1, tmp_path) == {0, 1, 2}
+    assert cpus.cache_sharers(0, tmp_path) >= {0}
+
+
 def test_of_this_machine() -> None:
     assert cpus.affinity() == os.sched_getaffinity(0)
     assert all(core in cpus.siblings(core) for core in cpus.affinity())
