@@ -49,15 +49,11 @@ class CostModel(Protocol[C_contra]):
     def predict(self, candidates: Sequence[C_contra]) -> Points | None:
         """Objectives in their fixed order, shape (candidates, 3); None while nothing is known that tells candidates apart."""
 
-    def design(self, candidate: C_contra) -> Hashable:
-        """What the candidate has in common with those that differ from it in the values of their decisions only."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shares:
     """What a batch is made of: shares of it that are drawn at random (so that a wrong model cannot hide a good candidate for
-    ever) and that are to add to the front; the rest are those that are predicted to be fastest. `spread`: whether what is
-    drawn at random takes designs in turns.
+    ever) and that are to add to the front; the rest are those that are predicted to be fastest.
 
     The front has its share once LEAST_KNOWN candidates were measured: before, its model is another task's, and what is rare
     in one front is not in another.
@@ -65,11 +61,11 @@ class Shares:
 
     random: float = 0.125
     front: float = 0.25
-    spread: bool = True
 
 
 class PoolStrategy(Generic[C]):
-    """A finite pool, tried whole if there is time: a spread-out first batch, then the model's favourites first.
+    """A finite pool, tried whole if there is time: a first batch drawn at random, unless the model has heard of other tasks, then
+    the model's favourites first.
 
     Without a model the order is a seeded shuffle. Small structured spaces are swept this way: evolution needs longer to propose
     a dozen candidates than it takes to measure them (docs/design/001-pipeline.md). What the model prefers is in part what it
@@ -81,8 +77,6 @@ class PoolStrategy(Generic[C]):
         self._dice = random.Random(seed)
         self._dice.shuffle(shuffled)
         self._model, self._shares = model, shares or Shares()
-        if model is not None and self._shares.spread:
-            shuffled = _in_turns(shuffled, model)
         self._left = dict.fromkeys(shuffled)
         self._told: list[tuple[C, Objectives | None]] = []
         self._stale = False
@@ -130,18 +124,6 @@ class PoolStrategy(Generic[C]):
         """See `Strategy.relate`."""
         if self._model is not None:
             self._model.relate(tasks)
-
-
-def _in_turns(candidates: Sequence[C], model: CostModel[C]) -> list[C]:
-    """One candidate of each design, then another one of each, and so on: a pool has 2 to 20 designs of 1 to 16 members, and which
-    design is right decides more than which member of it."""
-    turns: dict[Hashable, int] = {}
-    numbered: list[tuple[int, C]] = []
-    for candidate in candidates:
-        design = model.design(candidate)
-        turns[design] = turns.get(design, -1) + 1
-        numbered.append((turns[design], candidate))
-    return [candidate for _, candidate in sorted(numbered, key=lambda each: each[0])]
 
 
 class OneByOne(Generic[C]):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -118,10 +118,6 @@ class DecisionModel:
             found = np.column_stack([_predicted(tree, table, found[:, i]) for i, tree in enumerate(self._trees)])
         predicted: Rows = np.maximum(np.exp(found) - self._softening, 0.0)
         return predicted
-
-    def design(self, candidate: Candidate) -> Hashable:
-        """See `CostModel.design`."""
-        return _read(candidate).design
 
     def _learn_from_related(self) -> bool:
         """Whether there was enough new to learn from: results of related tasks in the spaces that this task's candidates have."""

@@ -42,7 +42,7 @@ from mvcompile.types import Objectives, Record
 PERCENT = (10, 20, 30, 50)
 BATCH = 16
 UNSTRUCTURED = ("default", "generic")
-BY_LATENCY = Shares(random=0.2, front=0.0, spread=False)
+BY_LATENCY = Shares(random=0.2, front=0.0)
 
 Results = list[tuple[Candidate, Objectives | None]]
 
@@ -109,15 +109,14 @@ class Way:
 
 WAYS = (
     Way("by latency", BY_LATENCY),
-    Way("spread first batch", Shares(random=0.2, front=0.0)),
-    Way("spread, front", Shares()),
+    Way("share for the front", Shares()),
     Way("by latency, related", BY_LATENCY, related=True),
-    Way("spread, front, related", Shares(), related=True),
+    Way("front, related", Shares(), related=True),
 )
 RUNS = (
     Way("by latency", BY_LATENCY),
-    Way("spread, front", Shares()),
-    Way("spread, front, related", Shares(), related=True),
+    Way("share for the front", Shares()),
+    Way("front, related", Shares(), related=True),
     Way("all, stagnating ones wait", Shares(), related=True, wait=True),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def measured(candidate: str) -> Objectives:
 
 
 class NumberModel:
-    """Knows everything, once it was fitted or has heard of other tasks. Tens are designs."""
+    """Knows everything, once it was fitted or has heard of other tasks."""
 
     def __init__(self) -> None:
         self.fits: list[int] = []
@@ -40,9 +40,6 @@ class NumberModel:
         if not self.fits and not self.related:
             return None
         return np.array([measured(candidate).vector() for candidate in candidates])
-
-    def design(self, candidate: str) -> Hashable:
-        return candidate[:3]
 
 
 def told(candidates: Sequence[str]) -> list[tuple[str, Objectives | None]]:
@@ -80,14 +77,6 @@ def test_an_empty_pool_has_nothing_to_ask() -> None:
     strategy: PoolStrategy[str] = PoolStrategy([], seed=0)
     assert strategy.remaining == 0
     assert strategy.ask(5) == []
-
-
-def test_the_first_batch_takes_designs_in_turns() -> None:
-    strategy = PoolStrategy(POOL, seed=0, model=NumberModel())
-    first = strategy.ask(20)
-    assert sorted({candidate[:3] for candidate in first[:10]}) == [f"c{i:02}" for i in range(10)]
-    assert sorted(candidate[:3] for candidate in first[10:]) == [f"c{i:02}" for i in range(10)]
-    assert first != PoolStrategy(POOL, seed=1, model=NumberModel()).ask(20)
 
 
 def test_without_results_it_asks_for_what_other_tasks_say_is_fast() -> None:

@@ -123,7 +123,6 @@ def test_records_of_other_spaces_do_no_harm(pool: list[Candidate]) -> None:
 
 def test_learns_from_related_tasks_before_it_has_results(pool: list[Candidate], larger: list[Candidate]) -> None:
     model = DecisionModel(seed=0)
-    assert len({model.design(each) for each in pool} - {model.design(each) for each in larger}) > 4
     model.relate([results(larger, slower_with_few_rows, scale=30.0)])
     assert correlation(model, pool, slower_with_few_rows) > 0.8
 
