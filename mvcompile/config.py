@@ -67,7 +67,8 @@ class ProfileConfig:
 
     `budget_s`: seconds, of which a few rounds over all levels are the least; `levels`: what to measure besides `none` (empty: the
     default set); `cores`: on how many cores the model runs, one measurement for each; `seed` decides the order of runs.
-    `candidates`: how many candidates of a task are compared at most, of which the kept variants are chosen.
+    `candidates`: how many candidates of a task are compared at most, of which the kept variants are chosen. `pressure_s`: seconds
+    on top of the budget for what variants take from others, but not more than a third of the budget (0: it stays an estimate).
     """
 
     budget_s: float = DEFAULT_PROFILE_S
@@ -75,12 +76,15 @@ class ProfileConfig:
     cores: tuple[int, ...] = (1,)
     seed: int = 0
     candidates: int = 8
+    pressure_s: float = 20.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget_s < float("inf"):
             raise UsageError(f"profile budget is {self.budget_s} s; give 0 or more seconds")
         if not self.cores or min(self.cores) < 1 or len(set(self.cores)) != len(self.cores):
             raise UsageError(f"cores is {self.cores}; give different numbers of at least 1")
+        if not 0 <= self.pressure_s < float("inf"):
+            raise UsageError(f"pressure_s is {self.pressure_s} s; give 0 or more seconds")
         if not 1 <= self.candidates <= MAX_VARIANTS:
             raise UsageError(f"candidates is {self.candidates}; give 1 to {MAX_VARIANTS}")
 

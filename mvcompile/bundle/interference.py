@@ -60,8 +60,9 @@ class CoreProfile:
 @dataclass(frozen=True, slots=True)
 class Interference:
     """The whole member. `source` starts with `measured: ` or `estimated: ` and says how; `achieved` is what the neighbour really
-    took at each level; `pressure` has one number per task and variant: how much slower a calibrated probe on another core became
-    (0.1: 10 %) while the variant ran, empty when that was not measured."""
+    took at each level; `pressure` has one number per task and variant: how much slower a probe on another core became (0.1: 10 %)
+    while the variant ran, drawn towards what its traffic lets expect by how uncertain it was; null for a variant that was not
+    measured, and nothing at all when none was."""
 
     version: int
     source: str
@@ -69,7 +70,7 @@ class Interference:
     levels: tuple[Level, ...]
     achieved: tuple[Dials, ...]
     profiles: tuple[CoreProfile, ...]
-    pressure: tuple[tuple[float, ...], ...]
+    pressure: tuple[tuple[float | None, ...], ...]
 
 
 def encode_interference(found: Interference) -> bytes:
@@ -141,7 +142,7 @@ def _check_profile(profile: CoreProfile, levels: int, counts: list[int], path: s
                 raise fault(f"{INTERFERENCE}.{where}[{step}]", variant, f"0 to {count - 1}, the variants of this step")
 
 
-def _check_rows(rows: tuple[tuple[float, ...], ...], counts: list[int], path: str) -> None:
+def _check_rows(rows: tuple[tuple[float | None, ...], ...], counts: list[int], path: str) -> None:
     _require_length(rows, len(counts), path)
     for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
         _require_length(row, count, f"{path}[{index}]")

@@ -17,6 +17,7 @@ from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.generator import Generator
 from mvcompile.measure.levels import checked_levels, default_levels
 from mvcompile.profile.network import Bench, Floats, Samples, sample
+from mvcompile.profile.pressure import Rows, measure, rows_of, worth_knowing
 from mvcompile.profile.selections import by_table, refine
 from mvcompile.types import Level
 
@@ -24,6 +25,8 @@ NOISE = 0.02
 """Regrets and whole runs that differ by less are equal, as objectives are (`tuning.fronts.NOISE`)."""
 SAMPLING_SHARE = 0.6
 """Of the budget: the rest goes to whole runs of selections."""
+PRESSURE_SHARE = 1 / 3
+"""Of the budget, on top of it, what the reporter gets at most."""
 
 Kept = tuple[tuple[int, ...], ...]
 """Per task: the variants kept, in rising order, 0 first."""
@@ -95,10 +98,21 @@ def profile(
             compared = tuple(len(task.variants) for task in manifest.tasks)
             profiles.append(CoreProfile(cores, latency, spread, selections, grouped, found.drift(), ones, compared))
     source = f"measured: {samples[0].rounds} rounds in the running network, neighbour on a core of its own"
+    pressure = _pressure(path, manifest, kept, (allowed[0], allowed[-1]), config)
     return Profiled(
-        Interference(INTERFERENCE_VERSION, source, manifest.target.cpu_model, levels, samples[0].taken(), tuple(profiles), ()),
+        Interference(
+            INTERFERENCE_VERSION, source, manifest.target.cpu_model, levels, samples[0].taken(), tuple(profiles), pressure
+        ),
         kept,
     )
+
+
+def _pressure(
+    path: str | os.PathLike[str], manifest: Manifest, kept: Kept, cores: tuple[int, int], config: ProfileConfig
+) -> Rows:
+    """What the kept variants of tasks with a choice take from others, on one core."""
+    budget_s = min(config.pressure_s, PRESSURE_SHARE * config.budget_s)
+    return rows_of(measure(path, worth_knowing(manifest.tasks, kept), cores, budget_s, config.seed), manifest)
 
 
 def keep_of(found: Interference, manifest: Manifest, variants: int | None) -> Kept:
