@@ -41,8 +41,9 @@ class CoreRegistry:
         self._held: dict[int, Lease] = {}
         self._keys = itertools.count()
 
-    def lease(self, holder: str, threads: int, cores: Sequence[int] | None, share: bool) -> Lease:
+    def lease(self, holder: str, threads: int, cores: Sequence[int] | None, share: bool, instead: Lease | None = None) -> Lease:
         """Lease `cores`, or `threads` cores of the affinity mask that no one holds. With `share`, held cores may be taken too.
+        The cores of `instead` count as free: it is about to be released.
 
         Raises UsageError that names the cores, who holds them and the remedies.
         """
@@ -50,7 +51,7 @@ class CoreRegistry:
         wanted = None if cores is None else _core_list(cores, threads)
         mask = self._affinity()
         with self._lock:
-            held = list(self._held.values())
+            held = [one for one in self._held.values() if one is not instead]
             if wanted is None:
                 chosen = self._choose(threads, mask, held, share)
             else:

@@ -159,6 +159,17 @@ def kind(allowance: float = 0.05, *, dwell_s: float = 0.1) -> Kind:
     return Kind(_not_negative("allowance", allowance), _not_negative("dwell_s", dwell_s))
 
 
+def policy_named(policy: str | Policy) -> Policy:
+    """The policy that is meant: itself, or `fixed()`, `adaptive()` or `kind()` by that name. Raises UsageError."""
+    if isinstance(policy, str) and policy in _NAMES:
+        return _NAMES[policy]
+    if callable(policy):
+        return policy
+    raise UsageError(
+        f"policy is {policy!r}, expected {', '.join(map(repr, _NAMES))} or a function of Costs, Situation and the last Decision"
+    )
+
+
 def kindest(costs: Costs, level: int, allowance: float) -> Variants:
     """The variants that `kind` runs at `level`.
 
@@ -232,6 +243,9 @@ def profile_of(interference: Interference, cores: int) -> CoreProfile:
         f"the bundle has no profile for {cores} core{'s' if cores != 1 else ''} (there are: {there}): "
         f"{PROFILE} with that many cores, or use as many as it has a profile for"
     )
+
+
+_NAMES: dict[str, Policy] = {"fixed": Fixed(), "adaptive": Adaptive(), "kind": Kind()}
 
 
 def _static_harm(manifest: Manifest) -> tuple[tuple[float | None, ...], ...]:

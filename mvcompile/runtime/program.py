@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -15,10 +17,14 @@ from mvcompile.runtime.driver import DRIVER
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel, Library
 from mvcompile.runtime.outputs import OutputPool, Outputs
+from mvcompile.runtime.stamps import StampRing
 from mvcompile.runtime.steps import NativeSteps, PythonSteps, StepError, Steps
 
 Kernels = tuple[tuple[Kernel, ...], ...]
 """Per task, per variant."""
+
+_PREPARED = 64
+"""How many selections are kept ready to be stored: more than any model has levels."""
 
 _Result = TypeVar("_Result")
 
@@ -44,7 +50,12 @@ def _find(symbol: str, library: Library) -> Kernel:
 
 
 class Program:
-    """Steps ready to run. Only `select` and `selected` may be called while a run is in flight; runs must not overlap."""
+    """Steps ready to run. Only `select`, `select_all` and `selected` may be called while a run is in flight; runs must not
+    overlap.
+
+    `changed_ns` is when the selection was last changed (CLOCK_MONOTONIC): a run that began later has had all of it from its first
+    step on. Whoever reads both holds `changing`.
+    """
 
     def __init__(
         self, manifest: Manifest, kernels: Kernels, weights: memoryview, driver: Kernel | None, core: int | None = None
@@ -69,15 +80,43 @@ class Program:
         self._steps: Steps = (
             PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources, core)
         )
+        self._prepared: dict[tuple[int, ...], Any] = {}
+        self.changing = threading.RLock()  # of those who select: runs never wait for it. A signal handler may select as well
+        self.changed_ns = time.monotonic_ns()
 
     def select(self, step: int, variant: int) -> None:
         """Use `variant` of step `step` from its next call on. Raises IndexError after `clear`."""
-        self._steps.select(step, self._choices[step][variant])
+        with self.changing:
+            self._steps.select(step, self._choices[step][variant])
+            self.changed_ns = time.monotonic_ns()
+
+    def select_all(self, variants: tuple[int, ...]) -> None:
+        """Do that for all steps at once. Raises IndexError after `clear`."""
+        with self.changing:
+            prepared = self._prepared.get(variants)
+            if prepared is None:
+                if len(self._choices) != len(variants):
+                    raise IndexError(f"{len(variants)} variants for {len(self._choices)} steps")
+                prepared = self._steps.prepare([kernels[one] for kernels, one in zip(self._choices, variants, strict=True)])
+                if len(self._prepared) >= _PREPARED:
+                    self._prepared.clear()
+                self._prepared[variants] = prepared
+            self._steps.select_all(prepared)
+            self.changed_ns = time.monotonic_ns()
+
+    def record(self, ring: StampRing | None) -> None:
+        """Let every run leave its stamps in `ring`, or none. Not during a run."""
+        self._steps.record(ring)
+
+    def pin(self, core: int | None) -> None:
+        """Pin the thread that runs to `core` meanwhile, if the bundle's driver can. Not during a run."""
+        self.pins = self._steps.pin(core)
 
     def selected(self) -> tuple[int, ...]:
         """The selected variant of each step; nothing after `clear`."""
-        variant_of = self._variant_of
-        return tuple(variant_of[id(kernel)] for kernel in self._steps.selected())
+        with self.changing:
+            variant_of = self._variant_of
+            return tuple(variant_of[id(kernel)] for kernel in self._steps.selected())
 
     def owns(self, inputs: object) -> bool:
         """Whether `inputs` is a dict of exactly the `input_buffers`."""
@@ -113,7 +152,8 @@ class Program:
 
     def clear(self) -> None:
         """Drop every reference into the bundle's and the arena's memory, and to the kernels."""
-        self._choices, self._variant_of, self._steps = (), {}, PythonSteps((), (), ())
+        with self.changing:
+            self._choices, self._variant_of, self._steps, self._prepared = (), {}, PythonSteps((), (), ()), {}
         self.input_buffers, self._input_tensors, self._own = [], [], ()
         self._pool = OutputPool(())
 

@@ -152,10 +152,10 @@ def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Resi
         found = group[max(over, key=lambda level: likelihood[best[group[level]]])]
         level = group.index(found)
         return Belief(level, (0.0,) * len(sums), _limited(clocks[best[found]]), sums[level])
-    clock = clocks[present] if before.clock is None else before.clock
+    clock = before.clock
     if not any(sums):  # otherwise the clock would be made to explain a level that is about to be found
-        clock += options.follow * (clocks[present] - clock)
-    return Belief(before.level, tuple(sums), _limited(clock), before.ratio)
+        clock = _limited(clocks[present] if clock is None else clock + options.follow * (clocks[present] - clock))
+    return Belief(before.level, tuple(sums), clock, before.ratio)
 
 
 def _limited(clock: float) -> float:

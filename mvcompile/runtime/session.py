@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TypeAlias, TypeVar
 
+from mvcompile.bundle.interference import Interference
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
 from mvcompile.errors import BundleError, EnvironmentProblem, UsageError
+from mvcompile.runtime.adaptation import Adaptation
+from mvcompile.runtime.adapting import Adapting, adapting, read_interference
 from mvcompile.runtime.cores import CoreRegistry, Lease
 from mvcompile.runtime.cpus import PinError
+from mvcompile.runtime.events import Stats, Switch
 from mvcompile.runtime.host import check_host, this_host
 from mvcompile.runtime.inputs import ArrayCheck
 from mvcompile.runtime.memory import Array
+from mvcompile.runtime.monitors import MonitorSpec
 from mvcompile.runtime.native import Library, ensure_tvm_runtime
+from mvcompile.runtime.policy import Costs, Fixed, Policy
 from mvcompile.runtime.program import Program, load_program
 from mvcompile.runtime.selection import Choice, LayerTable
+from mvcompile.runtime.tracing import Trace
 from mvcompile.runtime.worker import CallingThread, OwnThread, WorkerStoppedError
 from mvcompile.types import Objectives, TensorSpec, Verification
 
@@ -53,12 +62,16 @@ def load(
     cores: Sequence[int] | None = None,
     share_cores: bool = False,
     verify: bool = True,
+    policy: str | Policy | None = None,
+    monitor: str | MonitorSpec | None = None,
+    on_switch: Callable[[Switch], object] | None = None,
 ) -> Session:
     """Open the bundle at `path`, check it against this host and make it ready to run, every layer with its variant 0.
 
     The session runs on `threads` cores that no other session of this process holds, or on exactly `cores` (one thread each, the
     first one runs what is not parallel); with `share_cores` it may take cores that others hold. Without `verify` the digests of
-    the bundle's members are not checked: for files that were verified before.
+    the bundle's members are not checked: for files that were verified before. With a `policy` or a `monitor` it adapts from the
+    start, as `Session.adapt` describes.
 
     Raises UsageError for a file that cannot be read and for cores that cannot be had, BundleError for a file that is damaged or
     no bundle, IncompatibleBundleError for a newer format, another architecture, CPU features this CPU lacks, another system or
@@ -76,12 +89,23 @@ def load(
             program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS), alone)
         except BundleError as error:
             raise _named(bundle, error) from error
-        worker = _worker(lease.cores, f"mvcompile {bundle.manifest.model.name}", not program.pins)
+        worker = _worker(lease.cores, _thread_name(bundle), not program.pins)
         undo.pop_all()
-    return Session(bundle, program, worker, lease)
+    session = Session(bundle, program, worker, lease)
+    if policy is not None or monitor is not None:
+        try:
+            session.adapt("fixed" if policy is None else policy, monitor, on_switch=on_switch)
+        except BaseException:
+            session.close()
+            raise
+    return session
 
 
 Worker: TypeAlias = CallingThread | OwnThread
+
+
+def _thread_name(bundle: Bundle) -> str:
+    return f"mvcompile {bundle.manifest.model.name}"
 
 
 def _worker(cores: Sequence[int], name: str, pin: bool) -> Worker:
@@ -109,9 +133,19 @@ class Session:
         infos = [tuple(_info(index, variant) for index, variant in enumerate(task.variants)) for task in manifest.tasks]
         self._variants = MappingProxyType({step.layer: infos[step.task] for step in manifest.plan.steps})
         self._table = LayerTable({layer: len(found) for layer, found in self._variants.items()})
-        self._finalizer = weakref.finalize(self, _abandon, self._process, worker, lease, program.clear, bundle.close)
-        self._finalizer.atexit = False  # at exit the thread has to be waited for: see _close_all
+        self._interference: list[Interference | None] = []
+        self._adaptation: Adaptation | None = None
+        self._adapting: Adapting | None = None
+        self._moving = threading.RLock()
+        self._finalizer = self._finalize()
         _LIVE.add(self)
+
+    def _finalize(self) -> weakref.finalize[..., Session]:
+        finalizer = weakref.finalize(
+            self, _abandon, self._process, self._worker, self._lease, self._program.clear, self._bundle.close
+        )
+        finalizer.atexit = False  # at exit the thread has to be waited for: see _close_all
+        return finalizer
 
     @property
     def manifest(self) -> Manifest:
@@ -142,6 +176,17 @@ class Session:
     def cores(self) -> tuple[int, ...]:
         """The cores the session runs on; the first one runs what is not parallel."""
         return self._lease.cores
+
+    @property
+    def interference(self) -> Interference | None:
+        """What the bundle says of its variants beside neighbours, None if it was not profiled.
+
+        Raises BundleError if that is damaged, IncompatibleBundleError if it is newer than this package.
+        """
+        if not self._interference:
+            self._require_open()
+            self._interference.append(read_interference(self._bundle))
+        return self._interference[0]
 
     @property
     def selection(self) -> tuple[int, ...]:
@@ -194,7 +239,104 @@ class Session:
         Raises UsageError for an unknown layer or variant or a wrong number of them; then nothing is changed.
         """
         self._require_open()
-        self._store(self._table.choices(selection))
+        choices = self._table.choices(selection)
+        if isinstance(selection, Mapping):
+            self._store(choices)
+            return
+        try:
+            self._program.select_all(tuple(variant for _, variant in choices))
+        except IndexError:  # closed since the line before last
+            raise self._closed() from None
+
+    def adapt(
+        self,
+        policy: str | Policy | None = "adaptive",
+        monitor: str | MonitorSpec | None = None,
+        *,
+        on_switch: Callable[[Switch], object] | None = None,
+    ) -> None:
+        """Let `monitor` tell the level from now on, and `policy` what runs at it; statistics begin anew. With None for a policy
+        the session stops adapting, and what is selected stays.
+
+        Policies: "adaptive", "kind", "fixed", what the functions of these names return, or any function of their signature.
+        Monitors: "residual" (the default), "manual", "auto", or a monitor of this package; none if the policy is fixed.
+        `on_switch` is called after the run in which the level or the selection changed, before `run` returns; it must not run,
+        adapt, move or close the session, and what it or a policy raises, `run` raises.
+
+        What `select` selects meanwhile stays until the policy decides anew.
+
+        Raises UsageError for an unknown name, and for a bundle that was not profiled, or not on this number of cores;
+        EnvironmentProblem for counters that cannot be read; BundleError if the profile is damaged.
+        """
+        self._require_open()
+        wanted = None if policy is None else adapting(policy, monitor, on_switch)
+        with self._moving:
+            self._adapt(wanted)
+
+    def set_level(self, level: str) -> None:
+        """Tell a session whose monitor is "manual" the level. Raises UsageError for an unknown level or another monitor."""
+        self._adapted().set_level(level)
+
+    def stats(self) -> Stats:
+        """What was done since the session began to adapt. Raises UsageError if it does not adapt."""
+        return self._adapted().stats()
+
+    @contextmanager
+    def trace(self, path: str | os.PathLike[str], *, runs: int = 1000) -> Iterator[None]:
+        """Within the block, note when each layer of each run began and ended, with which variant, and the level; at its end,
+        write the last `runs` runs to `path` as JSON that Perfetto (ui.perfetto.dev) opens. Every run is analysed meanwhile.
+
+        Raises UsageError if the file cannot be written, or if the session is being traced already.
+        """
+        self._require_open()
+        interference = self.interference
+        levels = [] if interference is None else [level.name for level in interference.levels]
+        trace = Trace(self.manifest.model.name, self.layers, levels, runs)
+        trace.write(path)  # before there is something to lose
+        with self._moving:
+            if self._adaptation is not None and self._adaptation.traced:
+                raise UsageError(f"the session of {self._bundle.path} is being traced already: end that trace first")
+            temporary = self._adapting is None
+            if temporary:
+                self.adapt(Fixed(self.selection))
+            self._call(self._adapted().trace, trace)
+        try:
+            yield
+        finally:
+            with self._moving:
+                if self._finalizer.alive and self._adaptation is not None and not self._forked():
+                    self._call(self._adaptation.trace, None)
+                    if temporary:
+                        self._adapt(None)
+            trace.write(path)
+
+    def set_cores(self, cores: Sequence[int] | None = None, *, threads: int = 1, share_cores: bool = False) -> None:
+        """Run on `cores`, or on `threads` other ones, from the next run on, as `load` would; the run under way ends where it is.
+        A session that adapts begins anew.
+
+        Raises UsageError for cores that cannot be had, and if the session adapts and the bundle was not profiled on that many;
+        EnvironmentProblem for lack of threads. Then it runs where it ran.
+        """
+        with self._moving:
+            self._require_open()
+            lease = _CORES.lease(str(self._bundle.path), threads, cores, share_cores, instead=self._lease)
+            try:
+                if self._adapting is not None:
+                    self._adapting.costs(self._bundle, self.interference, len(lease.cores))
+                own = OwnThread(lease.cores, _thread_name(self._bundle)) if len(lease.cores) > 1 else None
+            except BaseException:
+                _CORES.release(lease)
+                raise
+            self._worker.stop(_cleanup(partial(self._program.pin, None if own else lease.cores[0])))
+            self._worker.join()
+            before, finalizer = self._lease, self._finalizer
+            self._worker = CallingThread(lease.cores[0], not self._program.pins) if own is None else own
+            self._lease = lease
+            self._finalizer = self._finalize()
+            finalizer.detach()
+            _CORES.release(before)
+            if self._adapting is not None:
+                self._adapt(self._adapting)
 
     def member(self, name: str) -> memoryview:
         """The bytes of member `name` of the bundle, without a copy. Raises BundleError if there is no such member."""
@@ -203,11 +345,17 @@ class Session:
 
     def close(self) -> None:
         """Wait for the run under way, then give back cores, thread and memory. A second call does nothing."""
-        if self._finalizer.detach() is None or self._forked():
+        if self._forked():
+            self._finalizer.detach()
             return
-        self._worker.stop(_cleanup(self._program.clear, self._bundle.close))
-        self._worker.join()
-        _CORES.release(self._lease)
+        with self._moving:
+            if self._finalizer.detach() is None:
+                return
+            adaptation = self._adaptation
+            last = () if adaptation is None else (adaptation.stop,)
+            self._worker.stop(_cleanup(*last, self._program.clear, self._bundle.close))
+            self._worker.join()
+            _CORES.release(self._lease)
 
     def __enter__(self) -> Session:
         self._require_open()
@@ -223,9 +371,14 @@ class Session:
     def _call(self, function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
         if self._process != _process:
             self._require_open()
+        worker = self._worker
         try:
-            return self._worker.call(function, argument)
+            return worker.call(function, argument)
         except WorkerStoppedError:
+            with self._moving:
+                moved = self._worker is not worker
+            if moved:
+                return self._call(function, argument)
             raise self._closed() from None
         except BundleError as error:
             raise _named(self._bundle, error) from error
@@ -234,6 +387,32 @@ class Session:
                 f"the session of {self._bundle.path} may not run on its core {error.core} any more: "
                 "load the bundle again, on cores=... that this process may use now"
             ) from error
+
+    def _adapt(self, wanted: Adapting | None) -> None:
+        """Between two runs, in the thread that runs: counters may belong to it."""
+        interference = self.interference if wanted is not None else None
+        costs = None if wanted is None else wanted.costs(self._bundle, interference, len(self.cores))
+
+        def replace(costs: Costs | None) -> None:
+            found = None
+            if wanted is not None and costs is not None:
+                found = wanted.begin(self._program, self.layers, costs, interference, self.cores)
+            if self._adaptation is not None:
+                self._adaptation.stop()
+            self._adaptation, self._adapting = found, wanted
+            if found is not None:
+                found.start()
+
+        self._call(replace, costs)
+
+    def _adapted(self) -> Adaptation:
+        self._require_open()
+        if self._adaptation is None:
+            raise UsageError(
+                f"the session of {self._bundle.path} does not adapt, so nothing is known: call session.adapt() first, or "
+                "session.adapt('fixed') for the statistics alone"
+            )
+        return self._adaptation
 
     def _store(self, choices: Sequence[Choice]) -> None:
         try:

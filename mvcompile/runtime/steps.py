@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ from mvcompile.runtime.driver import RUN_WORDS
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel
 from mvcompile.runtime.outputs import Outputs
+from mvcompile.runtime.stamps import StampRing
 
 Arguments = Sequence[Sequence[Any]]
 """Per step, per parameter: a tensor."""
@@ -22,6 +24,7 @@ _TENSOR = 70  # kTVMFFITensor of tvm-ffi's c_api.h
 _NANOSECONDS = np.array((10**9, 1), np.int64)
 """Of the seconds and the rest in a `timespec`."""
 _FUNCTION, _ARGUMENTS, _COUNT = range(3)  # the words of a step
+_MASK = 4  # the word of a run that has the address of its CPU mask; the next one has its length
 
 
 class StepError(Exception):
@@ -35,10 +38,16 @@ class StepError(Exception):
 class Steps(Protocol):
     """Steps with their arguments, the kernel that each calls next, and the arrays that hold the model's outputs after them.
 
-    `select` may be called at any time, from any thread; of the other methods only one at a time."""
+    `select`, `prepare` and `select_all` may be called at any time, from any thread; of the other methods only one at a time."""
 
     def select(self, step: int, kernel: Kernel) -> None:
         """Let `step` call `kernel` from its next turn on. One store, which no reader can see half of."""
+
+    def prepare(self, kernels: Sequence[Kernel]) -> Any:
+        """What `select_all` takes to let each step call its one of `kernels`."""
+
+    def select_all(self, prepared: Any) -> None:
+        """Do for all steps what `select` does for one: a store for each, no more."""
 
     def selected(self) -> list[Kernel]:
         """The kernel of each step."""
@@ -49,11 +58,17 @@ class Steps(Protocol):
     def read_output(self, which: int, source: Array) -> None:
         """Let output `which` be what `source`, C-contiguous, holds after the steps."""
 
+    def record(self, ring: StampRing | None) -> None:
+        """Let every `run` leave its stamps in `ring` from now on, or none."""
+
+    def pin(self, core: int | None) -> bool:
+        """Pin the thread that runs to `core` meanwhile, from now on; not if that is None. Returns whether these steps can."""
+
     def run(self, outputs: Outputs) -> None:
-        """Run the steps and copy what they leave to `outputs`. Raises StepError, PinError."""
+        """Run the steps and copy what they leave to `outputs`. Raises StepError, PinError, and what the ring's listener does."""
 
     def run_timed(self, outputs: Outputs) -> list[float]:
-        """Do the same and return each step's seconds."""
+        """Do the same, but leave no stamps, and return each step's seconds."""
 
 
 class PythonSteps:
@@ -63,9 +78,16 @@ class PythonSteps:
         self._kernels = list(kernels)
         self._arguments = [list(row) for row in arguments]
         self._sources = list(sources)
+        self._ring: StampRing | None = None
 
     def select(self, step: int, kernel: Kernel) -> None:
         self._kernels[step] = kernel
+
+    def prepare(self, kernels: Sequence[Kernel]) -> Any:
+        return list(kernels)
+
+    def select_all(self, prepared: Any) -> None:
+        self._kernels[:] = prepared
 
     def selected(self) -> list[Kernel]:
         return self._kernels.copy()
@@ -76,19 +98,32 @@ class PythonSteps:
     def read_output(self, which: int, source: Array) -> None:
         self._sources[which] = source
 
+    def record(self, ring: StampRing | None) -> None:
+        self._ring = ring
+
+    def pin(self, core: int | None) -> bool:
+        return False
+
     def run(self, outputs: Outputs) -> None:
-        self._run(outputs, lambda kernel, arguments: kernel(*arguments))
+        if self._ring is None:
+            self._run(outputs, lambda kernel, arguments: kernel(*arguments))
+        else:
+            self._ring.write(self._run_stamped(outputs))
+            self._ring.advance()
 
     def run_timed(self, outputs: Outputs) -> list[float]:
-        clock, seconds = time.perf_counter, []
+        return [(after - before) * 1e-9 for before, after in pairwise(self._run_stamped(outputs))]
+
+    def _run_stamped(self, outputs: Outputs) -> list[int]:
+        clock = time.monotonic_ns
+        stamps_ns = [clock()]
 
         def call(kernel: Kernel, arguments: Sequence[Any]) -> None:
-            before = clock()
             kernel(*arguments)
-            seconds.append(clock() - before)
+            stamps_ns.append(clock())
 
         self._run(outputs, call)
-        return seconds
+        return stamps_ns
 
     def _run(self, outputs: Outputs, call: Callable[[Kernel, Sequence[Any]], object]) -> None:
         step = 0
@@ -108,7 +143,6 @@ class NativeSteps:
         self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array], core: int | None
     ) -> None:
         self._driver = driver
-        self._core = core
         self._kernels: dict[int, Kernel] = {}
         self._arguments = [list(row) for row in arguments]  # the words hold addresses: these keep what they point to
         counts = [len(row) for row in arguments]
@@ -120,19 +154,10 @@ class NativeSteps:
         self._steps[:, _COUNT] = counts
         self._sources = np.zeros((len(sources), 2), np.uint64)
         self._held = list(sources)
-        self._mask = np.frombuffer(b"" if core is None else mask_of(core), np.uint8)
-        self._words = np.array(
-            [
-                memory.address(self._steps),
-                len(counts),
-                memory.address(self._sources),
-                len(sources),
-                0 if core is None else memory.address(self._mask),
-                self._mask.size,
-            ],
-            np.uint64,
-        )
-        assert len(self._words) == RUN_WORDS
+        self._words = np.zeros(RUN_WORDS, np.uint64)
+        self._words[:_MASK] = memory.address(self._steps), len(counts), memory.address(self._sources), len(sources)
+        self.pin(core)
+        self._ring: StampRing | None = None
         self._count, self._address = len(counts), memory.address(self._words)
         self._times = np.zeros((len(counts) + 1, 2), np.int64)
         self._times_address = 0
@@ -148,6 +173,15 @@ class NativeSteps:
         self._kernels[handle] = kernel  # before the store: whoever reads the handle has to find the kernel
         self._steps[step, _FUNCTION] = handle
 
+    def prepare(self, kernels: Sequence[Kernel]) -> Any:
+        handles = [_handle(kernel) for kernel in kernels]
+        self._kernels.update(zip(handles, kernels, strict=True))
+        return np.array(handles, np.uint64)
+
+    def select_all(self, prepared: Any) -> None:
+        # The words are 24 bytes apart and aligned, so that numpy stores them one by one, each whole.
+        self._steps[:, _FUNCTION] = prepared
+
     def selected(self) -> list[Kernel]:
         return [self._kernels[handle] for handle in self._steps[:, _FUNCTION].tolist()]
 
@@ -159,10 +193,22 @@ class NativeSteps:
         self._held[which] = source
         self._sources[which] = memory.address(source), source.nbytes
 
+    def record(self, ring: StampRing | None) -> None:
+        self._ring = ring
+
+    def pin(self, core: int | None) -> bool:
+        self._core = core
+        self._mask = np.frombuffer(b"" if core is None else mask_of(core), np.uint8)
+        self._words[_MASK:] = 0 if core is None else memory.address(self._mask), self._mask.size
+        return core is not None
+
     def run(self, outputs: Outputs) -> None:
-        stopped = self._driver(self._address, outputs.table, self._times_address)
+        ring = self._ring
+        stopped = self._driver(self._address, outputs.table, self._times_address if ring is None else ring.address)
         if stopped != self._count:
             self._fail(stopped)
+        if ring is not None:
+            ring.advance()
 
     def run_timed(self, outputs: Outputs) -> list[float]:
         stopped = self._driver(self._address, outputs.table, memory.address(self._times))

@@ -28,6 +28,7 @@ from tvm import te, tirx
 
 from mvcompile.build import step_driver
 from mvcompile.bundle import schema
+from mvcompile.bundle.interference import INTERFERENCE, Interference, encode_interference
 from mvcompile.bundle.schema import Manifest
 from mvcompile.bundle.writer import Source, write_bundle
 from mvcompile.runtime.driver import DRIVER
@@ -49,9 +50,10 @@ def write_kernel_bundle(
     driver: bool = True,
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
     kernels: bytes | None = None,
+    interference: Callable[[Manifest], Interference | bytes] | None = None,
 ) -> Manifest:
     """Write the bundle to `path`, its manifest passed through `change` first, with `kernels` in place of the compiled library,
-    or without a `driver` in that."""
+    or without a `driver` in that, and with what `interference` says of it (bytes are taken as they are)."""
     weights = b"".join(_padded(array) for array in tiny_weights())
     inputs = tiny_inputs(seed=7)
     outputs = tiny_reference(inputs)
@@ -68,7 +70,11 @@ def write_kernel_bundle(
         schema.SELFTEST: selftest,
     }
     test = schema.SelfTest(tuple(offsets[: len(inputs)]), tuple(offsets[len(inputs) :]), "numpy", _RTOL, _ATOL)
-    return write_bundle(path, change(_manifest(test)), members)
+    manifest = change(_manifest(test))
+    if interference is not None:
+        found = interference(manifest)
+        members[INTERFERENCE] = found if isinstance(found, bytes) else encode_interference(found)
+    return write_bundle(path, manifest, members)
 
 
 def tiny_inputs(seed: int) -> dict[str, Array]:

@@ -142,7 +142,8 @@ def more_variants() -> Callable[[Path, Path, int], None]:
 def tiny_variants(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small convolutional network with four variants of its convolutions, and no time spent on tuning."""
     folder = tmp_path_factory.mktemp("variants")
-    path, config = folder / "tiny-variants.mvb", CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work"), profile=None)
+    path = folder / "tiny-variants.mvb"
+    config = CompileConfig(TuningConfig(budget_s=0), work_dir=str(folder / "work"), profile=None)
     compile_model(tiny_model, path, config)
     invent_variants(tiny_model, folder / "work", 4)
     compile_model(tiny_model, path, config)

@@ -1,0 +1,230 @@
+"""What tells a session the level: four kinds of monitor, described by frozen values and started by `start`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from mvcompile.bundle.interference import NONE, Interference
+from mvcompile.errors import EnvironmentProblem, UsageError
+from mvcompile.runtime import counters, resctrl
+from mvcompile.runtime.counters import PERF_FEATURES, PerfCounters
+from mvcompile.runtime.linear import LinearModel
+from mvcompile.runtime.memory import Array
+from mvcompile.runtime.policy import PROFILE, Variants, profile_of
+from mvcompile.runtime.resctrl import RESCTRL_FEATURES, Resctrl
+from mvcompile.runtime.residual import Expectation, Residual, evidence, expectation, initial, update
+
+
+@dataclass(frozen=True, slots=True)
+class Perf:
+    """Hardware counters of the session's cores (or of its thread, where only that is permitted) through `model`, which reads
+    `PERF_FEATURES`."""
+
+    model: LinearModel
+
+
+@dataclass(frozen=True, slots=True)
+class ResctrlMonitor:
+    """Occupancy and bandwidth as resctrl shows them, through `model`, which reads `RESCTRL_FEATURES`."""
+
+    model: LinearModel
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """Whoever calls `Session.set_level`; `level` until then."""
+
+    level: str = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """The counters that `model` reads where they can be read, else the residual monitor."""
+
+    model: LinearModel | None = None
+
+
+MonitorSpec: TypeAlias = Residual | Perf | ResctrlMonitor | Manual | Auto
+
+_NAMES: dict[str, MonitorSpec] = {"residual": Residual(), "manual": Manual(), "auto": Auto()}
+_WITH_MODEL = {"perf": "Perf", "resctrl": "ResctrlMonitor"}
+
+
+class Monitor(Protocol):
+    """`level` is what it holds to be the case; `ratio` the logarithm of how much likelier that was than the level before, when it
+    took over, or None if it does not reckon with likelihoods. One thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def level(self) -> int: ...
+
+    @property
+    def ratio(self) -> float | None: ...
+
+    def see(self, seconds: Array, variants: Variants) -> None:
+        """Take in `seconds` (run, step) of runs that had all of `variants` from their first step on; there may be none."""
+
+    def close(self) -> None:
+        """Give back what it holds of the system."""
+
+
+def monitor_spec(monitor: str | MonitorSpec) -> MonitorSpec:
+    """The monitor that is meant. Raises UsageError."""
+    if isinstance(monitor, (Residual, Perf, ResctrlMonitor, Manual, Auto)):
+        return monitor
+    if isinstance(monitor, str) and monitor in _NAMES:
+        return _NAMES[monitor]
+    if isinstance(monitor, str) and monitor in _WITH_MODEL:
+        raise UsageError(
+            f"monitor {monitor!r} needs the model of this machine's counters: pass {_WITH_MODEL[monitor]}(model) "
+            "with a LinearModel that fit_linear made, or use 'residual', which needs none"
+        )
+    raise UsageError(
+        f"monitor is {monitor!r}, expected {', '.join(map(repr, [*_NAMES, *_WITH_MODEL]))} or a monitor of mvcompile.runtime"
+    )
+
+
+def start(spec: MonitorSpec, interference: Interference | None, levels: Sequence[str], cores: Sequence[int]) -> Monitor:
+    """The monitor, ready. `levels` are those that it may report.
+
+    Raises UsageError if the bundle or the model does not fit it, EnvironmentProblem for counters that cannot be read.
+    """
+    if isinstance(spec, Manual):
+        return ManualMonitor(level_named(spec.level, levels))
+    if isinstance(spec, Residual):
+        return _residual(spec, interference, len(cores))
+    if isinstance(spec, Auto):
+        try:
+            if spec.model is not None:
+                return _counting(spec.model, levels, cores)
+        except EnvironmentProblem:
+            pass  # what `Auto` is for
+        return _residual(Residual(), interference, len(cores))
+    expected = PERF_FEATURES if isinstance(spec, Perf) else RESCTRL_FEATURES
+    if spec.model.features != expected:
+        raise UsageError(
+            f"the model reads {', '.join(spec.model.features)}, this monitor shows {', '.join(expected)}: fit another"
+        )
+    return _counting(spec.model, levels, cores)
+
+
+def level_named(name: str, levels: Sequence[str]) -> int:
+    """The index of level `name`. Raises UsageError."""
+    if name in levels:
+        return list(levels).index(name)
+    like = difflib.get_close_matches(str(name), levels, n=2)
+    hint = f"did you mean {' or '.join(map(repr, like))}?" if like else f"there are {', '.join(levels)}"
+    raise UsageError(f"there is no level {name!r}: {hint}")
+
+
+class ManualMonitor:
+    """Holds what it is told."""
+
+    name = "manual"
+    ratio: float | None = None
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+
+    def see(self, seconds: Array, variants: Variants) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
+
+class ResidualMonitor:
+    """`residual.py` with a memory."""
+
+    name = "residual"
+
+    def __init__(self, options: Residual, interference: Interference, cores: int) -> None:
+        self._options = options
+        self._profile = profile_of(interference, cores)
+        self._belief = initial(len(interference.levels))
+        self._expected: dict[Variants, Expectation] = {}
+
+    @property
+    def level(self) -> int:
+        return self._belief.level
+
+    @property
+    def ratio(self) -> float | None:
+        return self._belief.ratio
+
+    def see(self, seconds: Array, variants: Variants) -> None:
+        if not len(seconds):
+            return
+        seen = evidence(self.expected(variants), seconds, self._belief, self._options)
+        self._belief = update(self._belief, seen, self._profile.group, self._options)
+
+    def expected(self, variants: Variants) -> Expectation:
+        """What the profile says of `variants`; kept, because working it out takes a millisecond."""
+        found = self._expected.get(variants)
+        if found is None:
+            if len(self._expected) >= 4 * len(self._profile.selections):
+                self._expected.clear()
+            found = self._expected[variants] = expectation(self._profile, variants, self._options)
+        return found
+
+    def close(self) -> None:
+        return
+
+
+class CountingMonitor:
+    """A linear model of counters. A level counts when two readings in a row say so."""
+
+    ratio: float | None = None
+
+    def __init__(self, name: str, source: PerfCounters | Resctrl, model: LinearModel) -> None:
+        self.name = name
+        self.level = 0
+        self._source = source
+        self._model = model
+        self._before = source.read()
+        self._said = 0
+
+    def see(self, seconds: Array, variants: Variants) -> None:
+        before, self._before = self._before, self._source.read()
+        said = self._model.level(_features(before, self._before))
+        if said == self._said:
+            self.level = said
+        self._said = said
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _features(before: counters.Counts | resctrl.Traffic, after: counters.Counts | resctrl.Traffic) -> tuple[float, ...]:
+    if isinstance(before, counters.Counts) and isinstance(after, counters.Counts):
+        return counters.features(before, after)
+    assert isinstance(before, resctrl.Traffic)
+    assert isinstance(after, resctrl.Traffic)
+    return resctrl.features(before, after)
+
+
+def _residual(options: Residual, interference: Interference | None, cores: int) -> ResidualMonitor:
+    if interference is None or not interference.source.startswith("measured: "):
+        what = "has no profile" if interference is None else "has estimated times only"
+        raise UsageError(f"the bundle {what}, so there is nothing to compare step times with: {PROFILE}, or use monitor='manual'")
+    return ResidualMonitor(options, interference, cores)
+
+
+def _counting(model: LinearModel, levels: Sequence[str], cores: Sequence[int]) -> CountingMonitor:
+    if model.levels != tuple(levels):
+        raise UsageError(
+            f"the model knows the levels {', '.join(model.levels)}, the bundle has {', '.join(levels)}: fit a model of these"
+        )
+    if model.features == PERF_FEATURES:
+        return CountingMonitor("perf", PerfCounters(cores), model)
+    if model.features == RESCTRL_FEATURES:
+        return CountingMonitor("resctrl", Resctrl(), model)
+    raise UsageError(
+        f"the model reads {', '.join(model.features)}: there are monitors of {', '.join(PERF_FEATURES)} "
+        f"and of {', '.join(RESCTRL_FEATURES)}"
+    )
