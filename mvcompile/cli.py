@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_compile(commands)
     _add_profile(commands)
+    _add_calibrate(commands)
     _add_inspect(commands)
     _add_validate(commands)
     _add_run(commands)
@@ -201,6 +202,33 @@ def _profile(options: argparse.Namespace) -> None:
     output = options.output or options.bundle
     manifest, found = command.profile_bundle(options.bundle, output, _profile_config(options))
     print(json.dumps(report.to_json(found), indent=1) if options.json else report.describe(found, manifest), end="\n")
+
+
+def _add_calibrate(commands: Any) -> None:
+    parser = _command(
+        commands, "calibrate", "measure this host: caches, memory, noise, and what a neighbour does to a probe", _calibrate
+    )
+    parser.add_argument(
+        "-o", "--output", default="host-profile.json", metavar="FILE.json", help="where to write it (default: host-profile.json)"
+    )
+    parser.add_argument("--budget", default="60s", metavar="TIME", help="time to take, such as 30s or 2m (default: 60s)")
+    parser.add_argument("--json", action="store_true", help="for programs: the profile as JSON on standard output too")
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    try:
+        from mvcompile import screen
+        from mvcompile.calibrate import calibrate
+        from mvcompile.target import detect_target
+    except ImportError as error:
+        raise EnvironmentProblem(f"calibrating needs {error.name}: pip install 'mvcompile[compile]'") from error
+    from mvcompile.config import parse_duration
+    from mvcompile.measure.host_profile import to_json, write_host_profile
+    from mvcompile.measure.host_report import describe
+
+    found = calibrate(detect_target(), parse_duration(options.budget), stage=screen.Lines().stage)
+    write_host_profile(options.output, found)
+    print(to_json(found) if options.json else describe(found) + f"written to {options.output}\n", end="")
 
 
 def _add_inspect(commands: Any) -> None:

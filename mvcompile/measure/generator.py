@@ -55,7 +55,7 @@ class Generator:
         return self._dials
 
     def set(self, dials: Dials) -> None:
-        """Sets the dials; returns when the traffic has changed, usually within 0.1 ms.
+        """Sets the dials; returns when the traffic has changed, usually within half a millisecond.
 
         A rate of `UNLIMITED_BYTES_PER_S` or more, or below 0, is as fast as it can. Raises UsageError for a resident set that is
         larger than the cache, EnvironmentProblem if the process is gone.
