@@ -16,6 +16,7 @@ from tvm_ffi import structural_hash, structural_walk
 
 from mvcompile.bundle.schema import Parameter
 from mvcompile.errors import ModelError
+from mvcompile.frontend.packing import unused_flops
 from mvcompile.frontend.prepare import PreparedModel
 from mvcompile.types import DTYPE_BYTES, Argument, digest_json
 
@@ -229,9 +230,10 @@ def _key(function: Any) -> str:
 
 
 def _flops(module: tvm.IRModule) -> float:
-    """Floating-point operations of one call; 0 where TVM cannot count them (loops of unknown length)."""
+    """Floating-point operations of one call, without those on columns that only fill up weight panels; 0 where TVM cannot count
+    them (loops of unknown length)."""
     try:
-        return float(estimate_tir_flops(module))
+        return float(estimate_tir_flops(module)) - unused_flops(module)
     except Exception:  # TVM raises several types here, and the count only weighs tasks against each other
         return 0.0
 

@@ -15,6 +15,10 @@ Orders
   waiting in memory. In the other orders the whole reduction runs inside the tile, whose accumulators stay in registers.
 
 Widths that MR does not divide get a main part and a remainder tile: the loop over tiles is partitioned when it is lowered.
+
+Columns that NR does not divide (in each group) are computed with the last panel's zeros, and a tile's sums are stored to a strip
+of whole vectors, from which the result is made: either the strip of one panel (order `weights` without groups), or of all panels
+of a group, which then pass each tile of rows one after the other, group by group (`weights`) or tile by tile (`rows`).
 Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile and its blocking; TTile (Tollenaere et al., TACO 2022)
 for structured space plus sampling.
 """
@@ -34,11 +38,16 @@ from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straig
 from mvcompile.types import HostTarget
 
 TAGS = ("packed_conv2d", "packed_matmul")
+CROP = "packed_columns"
+"""The block that leaves out what panels compute beyond the columns, if they do not fill them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a tile has to divide: output rows x columns, spatial height and width, reduction extent, panel width."""
+    """What a tile has to divide: output rows x columns, spatial height and width, reduction extent, panel width.
+
+    `columns` are those of all panels, of which `used` are of the result.
+    """
 
     height: int
     width: int
@@ -48,10 +57,16 @@ class Shape:
     pointwise: bool
     channels: int
     groups: int
+    used: int
 
     @property
     def rows(self) -> int:
         return self.height * self.width
+
+    @property
+    def partial(self) -> bool:
+        """Whether the last panel (of each group) has columns that are not of the result."""
+        return self.used < self.columns
 
     @property
     def one_axis(self) -> bool:
@@ -77,14 +92,18 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
         vectors = columns // lanes
         budget = row_budget(vectors, target.vector_registers)
         tiles = row_tiles(shape.rows, budget, vectors)
+        one_axis = _one_strip_axis if shape.partial else _one_axis
         if shape.pointwise or shape.rows == 1:
-            yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
+            yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
             continue
         for tile_y in _window_heights(shape, budget):
             widths = row_tiles(shape.width, budget // tile_y, tile_y * vectors)
-            yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
+            if shape.partial:
+                yield _strip_window(sch.copy(), tag, shape, order, tile_y, lanes, widths)
+            else:
+                yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.one_axis:
-            yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
+            yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
     if shape.rows > 1 and shape.one_axis:
         yield from _blocked_programs(sch, tag, shape, target)
 
@@ -94,9 +113,10 @@ def _blocked_programs(sch: Schedule, tag: str, shape: Shape, target: HostTarget)
     lanes = min(target.vector_bits // 32, shape.panel)
     vectors = shape.panel // lanes
     blocks = _reduction_blocks(shape, target.l1d_bytes)
-    if blocks:
+    if blocks and not (shape.partial and shape.groups > 1):
         tiles = row_tiles(shape.rows, row_budget(vectors, target.vector_registers), vectors)
-        yield _blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
+        blocked = _blocked_strips if shape.partial else _blocked
+        yield blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
 
 
 def _tag(sch: Schedule) -> str | None:
@@ -109,7 +129,8 @@ def _tag(sch: Schedule) -> str | None:
     found = [block for block in blocks if sch.get(block).name_hint in TAGS]
     if len(found) != 1:
         return None
-    result, end = (_result_shape(sch, block) for block in (found[0], blocks[-1]))
+    cropped = [block for block in blocks if sch.get(block).name_hint == CROP]
+    result, end = (_result_shape(sch, block) for block in ((cropped or found)[0], blocks[-1]))
     return str(sch.get(found[0]).name_hint) if result == end else None
 
 
@@ -120,19 +141,20 @@ def _result_shape(sch: Schedule, block: Any) -> list[int]:
 def _shape(sch: Schedule, tag: str) -> Shape:
     block = sch.get_sblock(tag)
     extents, panel = loop_extents(sch, block), int(sch.get(block).reads[1].source.shape[-1])
+    used = _result_shape(sch, sch.get_child_blocks(sch.get_sblock("root"))[-1])[-1]
     if tag == "packed_matmul":
         *rows, columns, reduction = extents
-        return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction, 1)
+        return Shape(1, math.prod(rows), columns, reduction, panel, True, reduction, 1, used)
     batch, height, width, columns, kernel_h, kernel_w, channels = extents
     source = [int(extent) for extent in sch.get(block).reads[0].source.shape]
     pointwise = kernel_h == kernel_w == 1 and source[1:3] == [height, width]
     length = kernel_h * kernel_w * channels
-    return Shape(batch * height, width, columns, length, panel, pointwise, channels, source[-1] // channels)
+    return Shape(batch * height, width, columns, length, panel, pointwise, channels, source[-1] // channels, used)
 
 
 def _column_tiles(shape: Shape, lanes: int) -> list[int]:
     """The panel width, and half of it where that is still whole vectors: fewer columns leave registers for more rows."""
-    if shape.panel % lanes:
+    if shape.panel % lanes or shape.partial:
         return [shape.panel]
     half = shape.panel // 2
     return [shape.panel, half] if half % lanes == 0 and half >= lanes else [shape.panel]
@@ -259,10 +281,121 @@ def _window(sch: Schedule, tag: str, order: str, tile_y: int, columns: int, lane
     return sch
 
 
+def _arrange(sch: Schedule, main: Any, last: Any, shape: Shape, *, flat: bool) -> None:
+    """Gives the operator's result and its consumer an axis of groups, if there are several, and one of all rows if `flat`."""
+    axes = len(sch.get(last).iter_vars)
+    joined = axes - 1 if flat and axes > 2 else 0
+    extents = _result_shape(sch, main)
+
+    def split(columns: int, ndim: int) -> Any:
+        def indices(*index: Any) -> list[Any]:
+            total = index[0]
+            for extent, each in zip(extents[1:joined], index[1:joined], strict=True):
+                total = total * extent + each
+            rows, column = ([total] if joined else list(index[: axes - 1])), index[axes - 1]
+            group = [column // columns, column % columns] if shape.groups > 1 else [column]
+            return [*rows, *group, *index[axes:]]
+
+        return IndexMap.from_func(indices, ndim=ndim)
+
+    if not joined and shape.groups == 1:
+        return
+    filled = shape.columns // shape.groups
+    # The blocks first: indices of the result are simplified by what is known of the blocks' axes.
+    sch.transform_block_layout(main, split(filled, len(sch.get(main).iter_vars)))
+    sch.transform_block_layout(last, split(shape.used // shape.groups, axes))
+    sch.transform_layout(main, ("write", 0), split(filled, axes), assume_injective_transform=True)
+
+
+def _one_strip_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+    before, main, last = _consumer(sch, tag)
+    gathered = _gather(sch, main, before, shape.pointwise)
+    _arrange(sch, main, last, shape, flat=True)
+    strip = sch.cache_write(main, 0, "global")
+    rows, *others = sch.get_loops(strip)
+    outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
+    _strips(sch, (main, strip, last), shape, order, [outer_r], [inner_r], others, lanes)
+    if gathered is not None:
+        _copy(sch, gathered, lanes)
+    return sch
+
+
+def _strip_window(sch: Schedule, tag: str, shape: Shape, order: str, tile_y: int, lanes: int, widths: list[int]) -> Schedule:
+    before, main, last = _consumer(sch, tag)
+    _arrange(sch, main, last, shape, flat=False)
+    strip = sch.cache_write(main, 0, "global")
+    batch, height, width, *others = sch.get_loops(strip)
+    outer_y, inner_y = sch.split(height, [None, tile_y])
+    outer_x, inner_x = sch.split(width, [None, sample(sch, widths)])
+    sch.reorder(batch, outer_y, outer_x, inner_y, inner_x)
+    rows = [sch.fuse(batch, outer_y), outer_x]
+    _strips(sch, (main, strip, last), shape, order, rows, [inner_y, inner_x], others, lanes)
+    for block in before:
+        _copy(sch, block, lanes)
+    return sch
+
+
+def _strips(
+    sch: Schedule,
+    blocks: tuple[Any, Any, Any],
+    shape: Shape,
+    order: str,
+    rows: list[Any],
+    tile: list[Any],
+    others: list[Any],
+    lanes: int,
+) -> None:
+    """Panels of one tile of rows into a strip, from which `last` makes the result; a strip is one panel's or a whole group's.
+
+    `rows` are the loops over tiles, `tile` those inside, `others` over groups, if there are several, and columns.
+    """
+    main, strip, last = blocks
+    *groups, columns = others
+    panel, column = sch.split(columns, [None, shape.panel])
+    alone = order == "weights" and shape.groups == 1
+    if alone:
+        grid, inside = [panel, *rows], []
+    else:
+        grid, inside = [*groups, *rows] if order == "weights" else [*rows, *groups], [panel]
+    sch.reorder(*grid, *inside, *tile, column)
+    sch.reverse_compute_at(last, grid[-1], preserve_unit_loops=True)
+    if alone:
+        sch.annotate(panel, "pragma_loop_partition_hint", 1)  # only the last panel asks where the columns end
+    _tile_kernel(sch, main, strip, [*grid, *inside], lanes)
+    straight_line(sch, [*tile, column], lanes)
+
+
+def _blocked_strips(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int]) -> Schedule:
+    """As `_blocked`, for columns that do not fill the last panel."""
+    before, main, last = _consumer(sch, tag)
+    gathered = _gather(sch, main, before, shape.pointwise)
+    _arrange(sch, main, last, shape, flat=True)
+    rows, columns, *reduction = sch.get_loops(main)
+    panel, column = sch.split(columns, [None, shape.panel])
+    outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
+    outer_k, inner_k = sch.split(reduction[-1], [None, sample(sch, blocks)])
+    sch.reorder(panel, *reduction[:-1], outer_k, outer_r, inner_k, inner_r, column)
+    sch.reverse_compute_at(last, panel, preserve_unit_loops=True)
+    sch.annotate(panel, "pragma_loop_partition_hint", 1)
+    sch.parallel(panel)
+    straight_line(sch, [inner_r, column], lanes)
+    start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
+    _vectors_only(sch, sch.get_loops(start)[1:], lanes)
+    if gathered is not None:
+        _copy(sch, gathered, lanes)
+    return sch
+
+
 def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], lanes: int) -> None:
-    """Puts the operator into the innermost grid loop and writes the tile as straight-line vector code."""
+    """The tile as `_tile_kernel` writes it, and in it what follows the operator."""
+    _tile_kernel(sch, main, last, grid, lanes)
+    straight_line(sch, sch.get_loops(last)[len(grid) :], lanes)
+
+
+def _tile_kernel(sch: Schedule, main: Any, result: Any, grid: list[Any], lanes: int) -> None:
+    """Puts the operator into the innermost grid loop and writes the tile, which `result` copies, as straight-line vector code."""
     depth = len(grid)
-    reductions = len(sch.get(main).iter_vars) - len(sch.get(last).iter_vars)
+    reductions = len(sch.get(main).iter_vars) - len(sch.get(result).iter_vars)
     sch.compute_at(main, grid[-1], preserve_unit_loops=True)
     inner = sch.get_loops(main)[depth:]
     tile, reduction = inner[: len(inner) - reductions], inner[len(inner) - reductions :]
@@ -271,7 +404,6 @@ def _micro_kernel(sch: Schedule, main: Any, last: Any, grid: list[Any], lanes: i
     straight_line(sch, tile, lanes)
     start = sch.decompose_reduction(main, reduction[0])
     unroll_but_last(sch, sch.get_loops(start)[depth:])
-    straight_line(sch, sch.get_loops(last)[depth:], lanes)
 
 
 def _copy(sch: Schedule, block: Any, lanes: int) -> None:

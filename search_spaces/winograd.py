@@ -34,7 +34,8 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     down, across, _ = loop_extents(sch, sch.get_sblock(OUTPUT))
     lanes = target.vector_bits // 32
     panel = int(sch.get(sch.get_sblock(PRODUCT)).reads[1].source.shape[-1])
-    if channels % lanes or panel % lanes:
+    columns = loop_extents(sch, sch.get_sblock(names[-1]))[-1]
+    if channels % lanes or panel % lanes or columns % lanes:
         return
     vectors = panel // lanes
     budget = row_budget(vectors, target.vector_registers)

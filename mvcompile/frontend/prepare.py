@@ -19,7 +19,7 @@ from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmu
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
-PREPARE_VERSION = 4
+PREPARE_VERSION = 5
 """Raised whenever a change here can alter a task's program; part of the fingerprint."""
 
 _CHANNELS_LAST = {
@@ -59,13 +59,16 @@ def _conv2d_legalizer(target: HostTarget, default: Callable[..., relax.Expr]) ->
         groups, out_channels = int(attrs.groups), weight.shape[-1]
         _, out_h, out_w, _ = _static_shape(call)
         width = panel_width(out_channels // groups, out_h * out_w, target)
-        if width is None or weight.shape[2] == 1 < groups:  # depthwise: no reduction over channels, nothing to pack
+        if weight.shape[2] == 1 < groups:  # depthwise: no reduction over channels, nothing to pack
             return default(builder, call)
         strides, dilation = [int(s) for s in attrs.strides], [int(d) for d in attrs.dilation]
         padding = [int(p) for p in attrs.padding]
-        panels = relax.const(pack_columns(weight, width))
+        panels = relax.const(pack_columns(weight, width, groups))
         return builder.call_te(
-            lambda d, w: packed_conv2d(d, w, strides, padding, dilation, groups), data, panels, primfunc_name_hint="conv2d"
+            lambda d, w: packed_conv2d(d, w, strides, padding, dilation, groups, out_channels),
+            data,
+            panels,
+            primfunc_name_hint="conv2d",
         )
 
     return legalize
@@ -79,9 +82,8 @@ def _matmul_legalizer(target: HostTarget, default: Callable[..., relax.Expr]) ->
             return default(builder, call)
         rows = math.prod(_static_shape(data)[:-1])
         width = panel_width(weight.shape[1], rows, target)
-        if width is None:
-            return default(builder, call)
-        return builder.call_te(packed_matmul, data, relax.const(pack_columns(weight, width)), primfunc_name_hint="matmul")
+        panels = relax.const(pack_columns(weight, width))
+        return builder.call_te(lambda d, w: packed_matmul(d, w, weight.shape[1]), data, panels, primfunc_name_hint="matmul")
 
     return legalize
 

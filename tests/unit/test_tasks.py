@@ -14,7 +14,7 @@ from tvm import relax, te
 from mvcompile.errors import ModelError
 from mvcompile.frontend.prepare import PreparedModel
 from mvcompile.tasks import Program, _kind, extract
-from mvcompile.testing.networks import AVX2, Graph, network, programs_of
+from mvcompile.testing.networks import AVX2, Graph, network, only_task, programs_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,6 +34,13 @@ def test_equal_layers_share_a_task_and_their_calls_are_counted() -> None:
     assert [layer.task for layer in found.layers] == [0, 0, 0, 1]
     assert [layer.name for layer in found.layers] == ["matmul_add_relu.0", "matmul_add_relu.1", "matmul_add_relu.2", "matmul.3"]
     assert found.tasks[0].flops >= 2 * 4 * 16 * 16
+
+
+def test_operations_on_columns_that_only_fill_panels_do_not_count() -> None:
+    product = only_task(network(lambda graph, x: graph.dense(x, 13), (4, 16)), AVX2)
+    assert product.flops == 2 * 4 * 16 * 13
+    grouped = only_task(network(lambda graph, x: graph.conv(x, 20, 3, padding=0, groups=2), (1, 8, 5, 6)), AVX2)
+    assert grouped.flops == 2 * 3 * 4 * 20 * 9 * 4
 
 
 def test_arguments_are_in_the_kernel_s_order_and_have_its_types() -> None:

@@ -50,6 +50,7 @@ SHAPES = {
     "epilogue": ((1, 16, 12, 12), 32, {"epilogue": True}),
     "7 pixels": ((1, 32, 7, 7), 16, {"epilogue": True}),
     "13 pixels": ((1, 16, 13, 13), 48, {"epilogue": True}),
+    "56 columns": ((1, 16, 12, 12), 56, {"epilogue": True}),
     "5 by 27": ((1, 16, 5, 27), 16, {}),
     "no padding": ((1, 16, 9, 8), 16, {"padding": 0}),
     "odd padding": ((1, 16, 6, 7), 16, {"padding": (2, 0, 1, 3)}),
@@ -107,8 +108,8 @@ def test_other_convolutions_are_not_computed_this_way(shape: tuple[int, ...], op
 
 
 def test_channels_that_fill_no_vector_have_no_candidates() -> None:
-    task = convolution((1, 3, 12, 12), 32)
-    assert not any(each.space in ALGORITHMS for each in spaces.structured_candidates(task.module, HOST))
+    for task in (convolution((1, 3, 12, 12), 32), convolution((1, 16, 12, 12), 20)):
+        assert not any(each.space in ALGORITHMS for each in spaces.structured_candidates(task.module, HOST))
 
 
 def test_the_program_takes_the_planes_in_place_of_the_weight() -> None:

@@ -51,17 +51,17 @@ def numpy_conv2d(
 
 @pytest.mark.parametrize("rows", [1, 49])
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_panel_divides_the_columns_into_vectors_and_leaves_registers_for_a_row(name: str, rows: int) -> None:
+def test_a_panel_is_whole_vectors_wastes_less_than_one_tile_and_leaves_registers_for_a_row(name: str, rows: int) -> None:
     target = TARGETS[name]
     lanes = vector_lanes(target)
-    for columns in range(8, 1001):
+    for columns in range(1, 1001):
         width = panel_width(columns, rows, target)
-        if width is None:
-            assert columns % lanes != 0
-            continue
-        assert columns % width == 0
-        assert width % lanes == 0 or (width == lanes // 2 and columns % lanes)
-        vectors = max(1, width // lanes)
+        assert width % lanes == 0
+        if columns % (2 * lanes) == 0:
+            assert columns % width == 0
+        assert width > lanes or columns <= lanes
+        assert -columns % width < max(2 * lanes, columns / 2)
+        vectors = width // lanes
         # Accumulators of a row, the row of the panel (one vector at a time where no other row needs it again), a broadcast.
         assert vectors + (vectors if rows > 1 else 1) + 1 <= target.vector_registers
 
@@ -73,17 +73,20 @@ def test_a_panel_divides_the_columns_into_vectors_and_leaves_registers_for_a_row
         (AVX2, 24, 49, 24),
         (AVX2, 40, 49, 40),
         (AVX2, 8, 49, 8),
-        (AVX2, 20, 49, 4),
-        (AVX2, 13, 49, None),
+        (AVX2, 20, 49, 24),
+        (AVX2, 13, 49, 16),
+        (AVX2, 34, 49, 40),  # 48 would leave a third of the work unused
+        (AVX2, 56, 49, 16),  # seven vectors: one at a time is slower than eight in twos
+        (AVX2, 136, 49, 24),  # as many as with two vectors, which load more
         (AVX2, 1024, 1, 64),  # a single row: as many independent accumulators as there are
         (AVX2, 1000, 1, 40),
         (AVX512, 64, 49, 32),
         (AVX512, 48, 49, 48),
-        (AVX512, 24, 49, 8),
-        (AVX512, 20, 49, None),
+        (AVX512, 24, 49, 32),
+        (AVX512, 13, 49, 16),
         (NEON, 64, 49, 8),
         (NEON, 12, 49, 12),
-        (NEON, 6, 49, None),
+        (NEON, 6, 49, 8),
     ],
 )
 def test_panel_width(target: HostTarget, columns: int, rows: int, width: int | None) -> None:
@@ -94,13 +97,27 @@ def test_vector_lanes_count_elements_of_the_dtype() -> None:
     assert [vector_lanes(AVX2, dtype) for dtype in ("float32", "float64", "int8")] == [8, 4, 32]
 
 
-@pytest.mark.parametrize(("shape", "width"), [((3, 3, 5, 32), 16), ((1, 1, 7, 24), 8), ((6, 16), 16), ((6, 20), 4)])
-def test_panels_hold_the_weight_in_the_order_it_is_read(shape: tuple[int, ...], width: int) -> None:
-    weight = random(*shape)
-    panels = pack_columns(weight, width)
-    assert panels.shape == (shape[-1] // width, *shape[:-1], width)
+@pytest.mark.parametrize(
+    ("shape", "width", "groups"),
+    [
+        ((3, 3, 5, 32), 16, 1),
+        ((1, 1, 7, 24), 8, 1),
+        ((6, 16), 16, 1),
+        ((6, 20), 8, 1),
+        ((3, 1, 5, 40), 8, 4),
+        ((1, 1, 5, 32), 8, 2),
+    ],
+)
+def test_panels_hold_each_group_s_weight_in_the_order_it_is_read_and_zeros(
+    shape: tuple[int, ...], width: int, groups: int
+) -> None:
+    weight, used = random(*shape), shape[-1] // groups
+    panels = pack_columns(weight, width, groups)
+    assert panels.shape == (groups * -(-used // width), *shape[:-1], width)
     assert panels.flags.c_contiguous
-    np.testing.assert_array_equal(np.concatenate(list(panels), axis=-1), weight)
+    filled = np.concatenate(list(panels), axis=-1).reshape(*shape[:-1], groups, -1)
+    np.testing.assert_array_equal(filled[..., :used].reshape(shape), weight)
+    assert not filled[..., used:].any()
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,8 @@ def test_panels_hold_the_weight_in_the_order_it_is_read(shape: tuple[int, ...], 
         pytest.param((1, 5, 5, 6), (3, 3, 3, 16), (1, 1), (1, 1, 1, 1), (1, 1), 2, id="groups"),
         pytest.param((1, 9, 9, 8), (3, 3, 2, 32), (2, 2), (1, 0, 0, 1), (1, 2), 4, id="everything"),
         pytest.param((1, 3, 3, 4), (3, 3, 4, 8), (1, 1), (0, 0, 0, 0), (1, 1), 1, id="one pixel"),
+        pytest.param((1, 4, 3, 5), (3, 3, 5, 13), (1, 1), (1, 1, 1, 1), (1, 1), 1, id="columns that panels do not divide"),
+        pytest.param((1, 4, 3, 6), (1, 1, 2, 36), (1, 1), (0, 0, 0, 0), (1, 1), 3, id="groups that panels do not divide"),
     ],
 )
 def test_a_packed_convolution_computes_what_numpy_does(
@@ -125,16 +144,18 @@ def test_a_packed_convolution_computes_what_numpy_does(
     groups: int,
 ) -> None:
     image, kernel = random(*data), random(*weight)
-    panels = pack_columns(kernel, 8)
+    panels = pack_columns(kernel, 8, groups)
     inputs = te.placeholder(data, name="data"), te.placeholder(panels.shape, name="weight")
-    result = packed_conv2d(*inputs, list(strides), list(padding), list(dilation), groups)
+    result = packed_conv2d(*inputs, list(strides), list(padding), list(dilation), groups, weight[-1])
     expected = numpy_conv2d(image, kernel, strides, padding, dilation, groups)
     np.testing.assert_allclose(compute(result, inputs, image, panels), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [24, 21])
 @pytest.mark.parametrize("data", [(5, 7), (1, 9), (2, 3, 4)])
-def test_a_packed_product_computes_what_numpy_does(data: tuple[int, ...]) -> None:
-    left, right = random(*data), random(data[-1], 24)
+def test_a_packed_product_computes_what_numpy_does(data: tuple[int, ...], columns: int) -> None:
+    left, right = random(*data), random(data[-1], columns)
     panels = pack_columns(right, 8)
     inputs = te.placeholder(data, name="data"), te.placeholder(panels.shape, name="weight")
-    np.testing.assert_allclose(compute(packed_matmul(*inputs), inputs, left, panels), left @ right, rtol=1e-4, atol=1e-5)
+    product = compute(packed_matmul(*inputs, columns), inputs, left, panels)
+    np.testing.assert_allclose(product, left @ right, rtol=1e-4, atol=1e-5)
