@@ -186,6 +186,7 @@ def _regret_checks(manifest: Manifest, found: Interference | None, most: float) 
 
 def _selftests(path: str | os.PathLike[str]) -> Iterator[Check]:
     with runtime.load(path, share_cores=True, verify=False) as session:
+        session.select_all(0)
         result = runtime.selftest(session)
         yield _selftest_check("variant 0 everywhere", result)
         switched = failed = 0

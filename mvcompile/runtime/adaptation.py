@@ -25,7 +25,7 @@ from mvcompile.runtime.tracing import Trace
 
 _PERIOD_NS = 20_000_000
 """Time between analyses, at least: two of them and the run in which a level begins have to take less than 100 ms."""
-_COST_SHARE = 1 / 120
+_COST_SHARE = 1 / 125
 """Of the runs' time, what analyses may take."""
 _FIRST_COST_NS = 300_000.0
 _LATENCIES = 1024
@@ -59,13 +59,13 @@ class Adaptation:
         self._level: int | None = None
         self._level_since_s = time.monotonic()
         self._level_s = [0.0] * len(costs.levels)
-        self._latencies = np.zeros(_LATENCIES)
-        self._kept = 0
-        self._busy_s = 0.0
+        self._latencies: deque[Array] = deque(maxlen=_LATENCIES)  # of each time that runs were taken in, ns
+        self._busy_ns = 0.0
         self._switches: deque[Switch] = deque(maxlen=_SWITCHES)
         self._cost_ns = _FIRST_COST_NS
         self._spent_ns = 0
-        self._analysed = 0
+        self._pending: list[Array] = []  # stamps that the monitor has not seen
+        self._collected = self._analysed = self._last_ns = 0
         self._least_runs = 1
         self._trace: Trace | None = None
 
@@ -91,8 +91,8 @@ class Adaptation:
 
     def trace(self, trace: Trace | None) -> None:
         """Let every run leave its steps in `trace`, or none."""
-        self._take()
         with self._lock:
+            self._collect()
             self._trace = trace
             self._ring.due_ns = 0
             if trace is not None and self._level is not None:
@@ -105,9 +105,9 @@ class Adaptation:
 
     def stats(self) -> Stats:
         """What was done so far."""
-        self._take()
         with self._lock:
-            known = self._latencies[: min(self._kept, _LATENCIES)]
+            self._collect()
+            known = np.concatenate([np.zeros(0), *self._latencies])[-_LATENCIES:] * 1e-9
             mean, median, p99 = (known.mean(), *np.percentile(known, (50, 99))) if len(known) else (0.0, 0.0, 0.0)
             level = self._level or 0
             spent = self._level_s.copy()
@@ -122,7 +122,7 @@ class Adaptation:
                 level_s=MappingProxyType(dict(zip(self._costs.levels, spent, strict=True))),
                 switches=tuple(self._switches),
                 monitor_s=self._spent_ns * 1e-9,
-                monitor_share=self._spent_ns * 1e-9 / self._busy_s if self._busy_s else 0.0,
+                monitor_share=self._spent_ns / self._busy_ns if self._busy_ns else 0.0,
             )
 
     def _listen(self) -> None:
@@ -131,36 +131,40 @@ class Adaptation:
             return
         begin_ns = time.monotonic_ns()
         with self._lock:
-            last_ns = self._take()
+            last_ns = self._analyse()
             told = self._decide()
-            end_ns = time.monotonic_ns()
-            self._schedule(begin_ns, end_ns, last_ns)
+            self._schedule(begin_ns, time.monotonic_ns(), last_ns)
         self._tell(told)
 
-    def _take(self) -> int:
-        """Take in the runs since the last time; return how long the last one took (ns, 0 if there is none)."""
-        with self._lock:
-            before = self._analysed
-            stamps = self._ring.take()
-            self._analysed = self._ring.runs
-            if not len(stamps):
-                return 0
-            variants, changed_ns = self._selected()
-            seconds = (stamps[:, 1:] - stamps[:, :-1]) * 1e-9
-            durations_ns = (stamps[:, -1] - stamps[:, 0]).tolist()
-            self._keep(durations_ns, self._analysed - before)
-            whole = seconds if stamps[0, 0] > changed_ns else seconds[stamps[:, 0] > changed_ns]
-            if self._trace is not None:
-                for row in stamps:
-                    self._trace.run(row, variants if row[0] > changed_ns else None)
-            self._monitor.see(whole, variants)
-            return int(durations_ns[-1])
+    def _analyse(self) -> int:
+        """Show the monitor the runs since the last time; return how long the last one took (ns, 0 if there is none)."""
+        self._collect()
+        self._analysed = self._ring.runs
+        if not self._pending:
+            return 0
+        stamps = self._pending[0] if len(self._pending) == 1 else np.concatenate(self._pending)
+        self._pending.clear()
+        variants, changed_ns = self._selected()
+        if stamps[0, 0] <= changed_ns:  # runs in order: the first ones had another selection, or part of one
+            stamps = stamps[stamps[:, 0] > changed_ns]
+        self._monitor.see((stamps[:, 1:] - stamps[:, :-1]) * 1e-9, variants)
+        return self._last_ns
 
-    def _keep(self, durations_ns: list[int], runs: int) -> None:
-        for duration_ns in durations_ns:
-            self._latencies[self._kept % _LATENCIES] = duration_ns * 1e-9
-            self._kept += 1
-        self._busy_s += sum(durations_ns) * 1e-9 * runs / len(durations_ns)
+    def _collect(self) -> None:
+        """Take in the runs since the last time, for the statistics and the trace."""
+        stamps = self._ring.take()
+        if not len(stamps):
+            return
+        self._pending.append(stamps)
+        durations_ns = stamps[:, -1] - stamps[:, 0]
+        self._latencies.append(durations_ns)
+        self._last_ns = int(durations_ns[-1])
+        self._busy_ns += int(np.add.reduce(durations_ns)) / len(stamps) * (self._ring.runs - self._collected)
+        self._collected = self._ring.runs
+        if self._trace is not None:
+            variants, changed_ns = self._selected()
+            for row in stamps:
+                self._trace.run(row, variants if row[0] > changed_ns else None)
 
     def _selected(self) -> tuple[Variants, int]:
         """What is selected, and since when."""
@@ -173,6 +177,8 @@ class Adaptation:
     def _decide(self) -> Switch | None:
         with self._lock:
             level, before = self._monitor.level, self._level
+            if level == before == self._decision.level:
+                return None
             now_s = time.monotonic()
             decision = self._policy(self._costs, Situation(now_s, level), self._decision)
             changes: tuple[LayerChange, ...] = ()

@@ -12,7 +12,7 @@ from mvcompile.errors import BundleError, IncompatibleBundleError, UsageError
 from mvcompile.runtime.adaptation import Adaptation
 from mvcompile.runtime.events import Switch
 from mvcompile.runtime.monitors import Manual, MonitorSpec, monitor_spec, start
-from mvcompile.runtime.policy import PROFILE, Costs, Fixed, Policy, costs_of, policy_named
+from mvcompile.runtime.policy import PROFILE, Costs, Fixed, Policy, Variants, costs_of, policy_named
 from mvcompile.runtime.program import Program
 from mvcompile.runtime.residual import Residual
 
@@ -57,6 +57,18 @@ def adapting(policy: str | Policy, monitor: str | MonitorSpec | None, on_switch:
     if isinstance(chosen, Fixed):
         return Adapting(chosen, Manual(), on_switch, needs_profile=False)
     return Adapting(chosen, Residual(), on_switch, needs_profile=True)
+
+
+def fastest_alone(bundle: Bundle, cores: int) -> Variants:
+    """The selection that the bundle's profile for `cores` cores has for `none`; variant 0 everywhere if there is no such profile,
+    or none that can be read: a bundle runs without."""
+    try:
+        found = read_interference(bundle)
+    except BundleError:
+        found = None
+    profiles = () if found is None else found.profiles
+    zeros = (0,) * len(bundle.manifest.plan.steps)
+    return next((profile.selections[0].variants for profile in profiles if profile.cores == cores), zeros)
 
 
 def read_interference(bundle: Bundle) -> Interference | None:

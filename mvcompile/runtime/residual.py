@@ -14,7 +14,7 @@ Pure functions of explicit values. What they have to cope with:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,6 @@ _NORMAL_IQR = 1.349
 """Interquartile range of a normal distribution with a standard deviation of 1."""
 _TAILS = 3.0
 """Degrees of freedom of the t distribution."""
-_ITERATIONS = 2
-"""Of reweighted least squares for the clock's factor. They start from the expected one, so it takes few."""
 _LEAST_S = 1e-9
 """A time of less is none."""
 _SHARE = (0.4, 0.6)
@@ -120,23 +118,24 @@ def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Re
     """What `seconds` (run, step: all steps of the model), run with the variants of `expected`, say of each level."""
     clock, deviation = (0.0, _UNKNOWN_CLOCK) if before.clock is None else (before.clock, options.clock)
     # One numpy call costs some microseconds in the caches that a run leaves behind, whatever it computes: few of them.
-    off = np.log(np.maximum(_median(seconds)[expected.steps], _LEAST_S)) - expected.mean
-    scale = expected.precision
+    times = np.maximum(_median(seconds), _LEAST_S)
+    if len(times) != len(expected.steps):
+        times = times[expected.steps]
+    off = np.log(times) - expected.mean - clock
+    # The clock's factor by one step of reweighted least squares, from the one of late.
+    weights = expected.precision / (1 + expected.precision * off * off)
     prior = 1 / (deviation * deviation * (_TAILS + 1))
-    factor: Floats | float = clock
-    for _ in range(_ITERATIONS):
-        rest = off - factor
-        weights = scale / (1 + scale * rest * rest)
-        found = (add(weights * off, 1) + prior * clock) / (add(weights, 1) + prior)
-        factor = found[:, None]
-    rest = off - factor
-    distance = add(np.log1p(scale * rest * rest), 1) + prior * (found - clock) ** 2
-    return Evidence(expected.constant - (_TAILS + 1) / 2 * distance, found, len(seconds))
+    moved = add(weights * off, 1) / (add(weights, 1) + prior)
+    off = off - moved[:, None]
+    distance = add(np.log1p(expected.precision * off * off), 1) + prior * moved * moved
+    return Evidence(expected.constant - (_TAILS + 1) / 2 * distance, moved + clock, len(seconds))
 
 
 def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Residual) -> Belief:
     """What to hold after `seen`. The levels of a `group` are one: the first one stands for it, the likeliest speaks for it."""
     likelihood, clocks = seen.likelihood.tolist(), seen.clock.tolist()
+    if not any(before.sums) and max(likelihood) - likelihood[before.level] <= options.drift:  # nearly always
+        return replace(before, clock=_followed(before.clock, clocks[before.level], options))
     best: dict[int, int] = {}  # the level that speaks for each group
     for level, number in enumerate(group):
         if number not in best or likelihood[level] > likelihood[best[number]]:
@@ -152,10 +151,13 @@ def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Resi
         found = group[max(over, key=lambda level: likelihood[best[group[level]]])]
         level = group.index(found)
         return Belief(level, (0.0,) * len(sums), _limited(clocks[best[found]]), sums[level])
-    clock = before.clock
-    if not any(sums):  # otherwise the clock would be made to explain a level that is about to be found
-        clock = _limited(clocks[present] if clock is None else clock + options.follow * (clocks[present] - clock))
+    # While others gain, the clock must not be made to explain a level that is about to be found.
+    clock = before.clock if any(sums) else _followed(before.clock, clocks[present], options)
     return Belief(before.level, tuple(sums), clock, before.ratio)
+
+
+def _followed(clock: float | None, found: float, options: Residual) -> float:
+    return _limited(found if clock is None else clock + options.follow * (found - clock))
 
 
 def _limited(clock: float) -> float:

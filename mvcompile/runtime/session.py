@@ -18,7 +18,7 @@ from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
 from mvcompile.errors import BundleError, EnvironmentProblem, UsageError
 from mvcompile.runtime.adaptation import Adaptation
-from mvcompile.runtime.adapting import Adapting, adapting, read_interference
+from mvcompile.runtime.adapting import Adapting, adapting, fastest_alone, read_interference
 from mvcompile.runtime.cores import CoreRegistry, Lease
 from mvcompile.runtime.cpus import PinError
 from mvcompile.runtime.events import Stats, Switch
@@ -66,7 +66,8 @@ def load(
     monitor: str | MonitorSpec | None = None,
     on_switch: Callable[[Switch], object] | None = None,
 ) -> Session:
-    """Open the bundle at `path`, check it against this host and make it ready to run, every layer with its variant 0.
+    """Open the bundle at `path`, check it against this host and make it ready to run: with the selection that was measured as
+    the fastest alone if the bundle was profiled on as many cores, otherwise with variant 0 of every layer.
 
     The session runs on `threads` cores that no other session of this process holds, or on exactly `cores` (one thread each, the
     first one runs what is not parallel); with `share_cores` it may take cores that others hold. Without `verify` the digests of
@@ -92,6 +93,7 @@ def load(
         worker = _worker(lease.cores, _thread_name(bundle), not program.pins)
         undo.pop_all()
     session = Session(bundle, program, worker, lease)
+    program.select_all(fastest_alone(bundle, len(lease.cores)))
     if policy is not None or monitor is not None:
         try:
             session.adapt("fixed" if policy is None else policy, monitor, on_switch=on_switch)

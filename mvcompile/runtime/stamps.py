@@ -16,6 +16,8 @@ from mvcompile.runtime.memory import Array
 
 ROWS = 64
 _SECOND_NS = 1_000_000_000
+_NANOSECONDS = np.array((_SECOND_NS, 1), np.int64)
+"""Of the seconds and the rest in a `timespec`."""
 
 
 class StampRing:
@@ -60,5 +62,5 @@ class StampRing:
             rows = self._stamps[first:last]
         else:
             rows = np.concatenate((self._stamps[first:], self._stamps[:last]))
-        stamps: Array = rows[:, :, 0] * _SECOND_NS + rows[:, :, 1]
+        stamps: Array = rows @ _NANOSECONDS
         return stamps

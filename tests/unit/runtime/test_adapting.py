@@ -49,6 +49,25 @@ def outputs_are(session: Session, scales: tuple[float, float]) -> bool:
     return np.allclose(session.run(inputs)["y"], tiny_reference(inputs, scales)["y"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_session_begins_with_what_was_fastest_alone(tmp_path: Path, bundle: Path) -> None:
+    def second_alone(manifest: Any) -> Any:
+        found = interference_of(manifest, factors=((1.2, 1.0), (1.0, 1.3)))
+        assert any(found.profiles[0].selections[0].variants)
+        return found
+
+    path = tmp_path / "a.mvb"
+    write_kernel_bundle(path, scales=(1.0, 2.0), interference=second_alone)
+    with load(path, share_cores=True) as session:
+        assert session.interference is not None
+        assert session.selection == session.interference.profiles[0].selections[0].variants
+    with load(bundle, share_cores=True) as other:
+        assert not any(other.selection)
+    newer = tmp_path / "b.mvb"
+    write_kernel_bundle(newer, scales=(1.0, 2.0), interference=lambda manifest: replace(interference_of(manifest), version=9))
+    with load(newer, share_cores=True) as other:  # what it cannot read it runs without
+        assert not any(other.selection)
+
+
 def test_what_the_bundle_says(session: Session, bundle: Path) -> None:
     found = session.interference
     assert found is not None
