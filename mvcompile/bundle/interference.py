@@ -61,7 +61,7 @@ class CoreProfile:
 class Interference:
     """The whole member. `source` starts with `measured: ` or `estimated: ` and says how; `achieved` is what the neighbour really
     took at each level; `pressure` has one number per task and variant: how much slower a probe on another core became (0.1: 10 %)
-    while the variant ran, drawn towards what its traffic lets expect by how uncertain it was; null for a variant that was not
+    while the variant ran, drawn towards what its footprint lets expect by how uncertain it was; null for a variant that was not
     measured, and nothing at all when none was."""
 
     version: int

@@ -192,33 +192,37 @@ def rows_of(felt: Mapping[One, Felt], manifest: Manifest) -> Rows:
     """What bundles keep of it: per task and variant, at least 0; nothing at all if nothing was measured."""
     if not felt:
         return ()
-    values = drawn(felt, {one: estimated(manifest, one, each.call_s) for one, each in felt.items()})
+    values = drawn(felt, {one: footprint(manifest, one) for one in felt})
     return tuple(
         tuple(values.get((number, variant)) for variant in range(len(task.variants)))
         for number, task in enumerate(manifest.tasks)
     )
 
 
-def estimated(manifest: Manifest, one: One, call_s: float) -> float:
-    """Bytes/s that a variant is estimated to move between its core's caches and what is shared, when a call takes `call_s`."""
+def footprint(manifest: Manifest, one: One) -> float:
+    """Bytes that a variant is estimated to keep in the last-level cache."""
     objectives = manifest.tasks[one[0]].variants[one[1]].objectives
-    return objectives.traffic_bytes / call_s if objectives is not None and call_s > 0 else 0.0
+    return objectives.footprint_bytes if objectives is not None else 0.0
 
 
-def drawn(felt: Mapping[One, Felt], bytes_per_s: Mapping[One, float]) -> dict[One, float]:
-    """Pressures, drawn from what was felt towards a multiple of the estimated traffic, each by how uncertain it is.
+def drawn(felt: Mapping[One, Felt], footprint_bytes: Mapping[One, float]) -> dict[One, float]:
+    """Pressures, drawn from what was felt towards what the estimated footprints let expect, each by how uncertain it is.
 
     Whoever spends time to be kind must not spend it on noise, and one variant's pressure takes seconds to measure to a per cent.
-    So the variants lend each other what they have in common: the multiple that fits all best, and how far they scatter about it
-    more than their errors explain (empirical Bayes; Fay and Herriot, JASA 1979).
+    So the variants lend each other what they have in common: the straight line over the footprint that fits all best, and how far
+    they scatter about it more than their errors explain (empirical Bayes; Fay and Herriot, JASA 1979). The footprint, because
+    traffic that the last-level cache serves is not felt (docs/design/005-static-traffic.md).
     """
     ones = list(felt)
-    p, e, s = (np.array(each) for each in zip(*((felt[o].pressure, felt[o].error, bytes_per_s[o]) for o in ones), strict=True))
+    p, e, x = (
+        np.array(each) for each in zip(*((felt[o].pressure, felt[o].error, footprint_bytes[o]) for o in ones), strict=True)
+    )
     weight = e**-2
-    square = float(np.sum(weight * s * s))
-    factor = max(0.0, float(np.sum(weight * s * p)) / square) if square > 0 else 0.0
-    rest = p - factor * s
-    scatter = max(0.0, float(np.sum(weight * rest**2) - len(ones) + 1) / float(np.sum(weight)))
-    own = scatter / (scatter + e**2)
-    values = np.maximum(factor * s + own * rest, 0.0)
+    middle_x, middle_p = (float(np.sum(weight * each) / np.sum(weight)) for each in (x, p))
+    square = float(np.sum(weight * (x - middle_x) ** 2))
+    slope = max(0.0, float(np.sum(weight * (x - middle_x) * (p - middle_p))) / square) if square > 0 else 0.0
+    line = middle_p + slope * (x - middle_x)
+    rest = p - line
+    scatter = max(0.0, float(np.sum(weight * rest**2) - max(len(ones) - 2, 1)) / float(np.sum(weight)))
+    values = np.maximum(line + rest * scatter / (scatter + e**2), 0.0)
     return dict(zip(ones, values.tolist(), strict=True))
