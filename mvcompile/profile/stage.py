@@ -23,6 +23,9 @@ from mvcompile.types import Level
 
 NOISE = 0.02
 """Regrets and whole runs that differ by less are equal, as objectives are (`tuning.fronts.NOISE`)."""
+DISTINCT = 2.0
+"""Levels are told apart if whole runs differ by more than this many interquartile ranges of them: by less, a host that is shared
+does of its own what the neighbour does."""
 SAMPLING_SHARE = 0.6
 """Of the budget: the rest goes to whole runs of selections."""
 PRESSURE_SHARE = 1 / 3
@@ -92,7 +95,7 @@ def profile(
             vectors = by_table(latency, spread, may, found.timings)
             with runtime.load(path, cores=allowed[:cores], share_cores=True, verify=False) as session:
                 selections = refine(bench(session), latency, tasks, may, vectors, (1 - SAMPLING_SHARE) * share)
-            noise = max(NOISE, found.run_spread())
+            noise = max(NOISE, DISTINCT * found.run_spread())
             grouped = regret.groups([sum(row[0] for row in rows) for rows in latency], noise)
             ones = (1.0,) * len(manifest.tasks)
             compared = tuple(len(task.variants) for task in manifest.tasks)
