@@ -41,7 +41,7 @@ from mvcompile import regret, runtime
 from mvcompile.bundle.interference import interference_of
 from mvcompile.bundle.reader import open_bundle
 from mvcompile.bundle.schema import Manifest
-from mvcompile.errors import MvcompileError
+from mvcompile.errors import EnvironmentProblem, MvcompileError
 from mvcompile.measure.load import LoadProcess, Work
 from mvcompile.profile.pressure import Felt, measure, patterns, worth_knowing
 from mvcompile.runtime.policy import costs_of, kindest
@@ -173,6 +173,13 @@ def correlate(options: argparse.Namespace, cores: tuple[int, int]) -> Row:
 
 def batch(pipe: Any, path: Path, core: int) -> None:
     """The batch tenant's process: does what it is told to until it is told to end, and then says how long its runs took."""
+    try:
+        _serve(pipe, path, core)
+    except MvcompileError as error:
+        pipe.send(str(error))
+
+
+def _serve(pipe: Any, path: Path, core: int) -> None:
     os.sched_setaffinity(0, {core})
     with (
         runtime.load(path, cores=[core]) as fixed,
@@ -300,7 +307,9 @@ def be_kind(options: argparse.Namespace, cores: tuple[int, int]) -> Row:
     try:
         os.sched_setaffinity(0, {cores[1]})
         with neighbour(other, cores[1], manifest.target.llc_bytes) as beside:
-            pipe.recv()
+            refused = pipe.recv()
+            if refused:
+                raise EnvironmentProblem(f"the batch tenant cannot run: {refused}")
             theirs, own = alternate(pipe, beside, options.rounds, options.block, options.seed)
         pipe.send(None)
         ran = pipe.recv()

@@ -127,3 +127,28 @@ def test_families_are_judged_apart_and_together(pressure: Any) -> None:
     assert found["all"]["variants"] == 9
     noise = pressure.judge([row("conv2d", i * 1e6, 0.01 * (-1) ** i, 0.05) for i in range(8)])
     assert noise["ceiling"] == 0.0
+
+
+def test_shares_are_predicted_and_called_a_model(bundle: Path, tmp_path: Path) -> None:
+    done = run("shares.py", bundle, "--json", tmp_path / "s.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "MODEL, not measured" in done.stdout
+    found = json.loads((tmp_path / "s.json").read_text())["tiny"]
+    assert [each["level"] for each in found["levels"]] == ["none", "llc", "read", "write"]
+    assert {each["share"] for each in found["runs"]} == {1.0, 0.5, 0.25, 0.125}
+    for each in found["runs"]:
+        assert each["model"] <= each["alone"] + 1e-12
+        assert each["alone"] >= found["runs"][0]["alone"] * (1 - 1e-9)
+
+
+def test_a_bundle_without_a_profile_has_no_shares(bundle: Path) -> None:
+    done = run("shares.py", bundle.with_name("plain.mvb"))
+    assert done.returncode != 0
+    assert "mvcompile profile" in done.stderr
+
+
+def test_a_batch_tenant_without_a_profile_says_so(bundle: Path) -> None:
+    done = run("pressure.py", "--kind", bundle.with_name("plain.mvb"), bundle)
+    assert done.returncode != 0
+    assert done.stderr.count("\n") == 1
+    assert "core of its own" in done.stderr or "mvcompile profile" in done.stderr
