@@ -17,6 +17,7 @@ import numpy as np
 from mvcompile.errors import UsageError
 from mvcompile.runtime.events import LayerChange, Stats, Switch
 from mvcompile.runtime.integers import integer
+from mvcompile.runtime.memory import Array
 from mvcompile.runtime.monitors import ManualMonitor, Monitor, level_named
 from mvcompile.runtime.policy import Costs, Decision, Policy, Situation, Variants
 from mvcompile.runtime.program import Program
@@ -26,7 +27,9 @@ from mvcompile.runtime.tracing import Trace
 _PERIOD_NS = 20_000_000
 """Time between analyses, at least: two of them and the run in which a level begins have to take less than 100 ms."""
 _COST_SHARE = 1 / 125
-"""Of the runs' time, what analyses may take."""
+"""Of the runs' time, what analyses take."""
+_MOST_SHARE = 1 / 105
+"""Of the runs' time, what they may have taken for a suspicion to hasten the next one."""
 _FIRST_COST_NS = 300_000.0
 _LATENCIES = 1024
 _SWITCHES = 32
@@ -59,7 +62,7 @@ class Adaptation:
         self._level: int | None = None
         self._level_since_s = time.monotonic()
         self._level_s = [0.0] * len(costs.levels)
-        self._latencies: deque[Array] = deque(maxlen=_LATENCIES)  # of each time that runs were taken in, ns
+        self._latencies_ns: deque[int] = deque(maxlen=_LATENCIES)
         self._busy_ns = 0.0
         self._switches: deque[Switch] = deque(maxlen=_SWITCHES)
         self._cost_ns = _FIRST_COST_NS
@@ -107,7 +110,7 @@ class Adaptation:
         """What was done so far."""
         with self._lock:
             self._collect()
-            known = np.concatenate([np.zeros(0), *self._latencies])[-_LATENCIES:] * 1e-9
+            known = np.array(self._latencies_ns) * 1e-9
             mean, median, p99 = (known.mean(), *np.percentile(known, (50, 99))) if len(known) else (0.0, 0.0, 0.0)
             level = self._level or 0
             spent = self._level_s.copy()
@@ -145,7 +148,7 @@ class Adaptation:
         stamps = self._pending[0] if len(self._pending) == 1 else np.concatenate(self._pending)
         self._pending.clear()
         variants, changed_ns = self._selected()
-        if stamps[0, 0] <= changed_ns:  # runs in order: the first ones had another selection, or part of one
+        if int(stamps[0, 0]) <= changed_ns:  # runs in order: the first ones had another selection, or part of one
             stamps = stamps[stamps[:, 0] > changed_ns]
         self._monitor.see((stamps[:, 1:] - stamps[:, :-1]) * 1e-9, variants)
         return self._last_ns
@@ -156,10 +159,10 @@ class Adaptation:
         if not len(stamps):
             return
         self._pending.append(stamps)
-        durations_ns = stamps[:, -1] - stamps[:, 0]
-        self._latencies.append(durations_ns)
-        self._last_ns = int(durations_ns[-1])
-        self._busy_ns += int(np.add.reduce(durations_ns)) / len(stamps) * (self._ring.runs - self._collected)
+        durations_ns = (stamps[:, -1] - stamps[:, 0]).tolist()
+        self._latencies_ns.extend(durations_ns)
+        self._last_ns = durations_ns[-1]
+        self._busy_ns += sum(durations_ns) / len(durations_ns) * (self._ring.runs - self._collected)
         self._collected = self._ring.runs
         if self._trace is not None:
             variants, changed_ns = self._selected()
@@ -236,7 +239,8 @@ class Adaptation:
         if self._trace is not None:
             self._ring.due_ns = 0
             return
-        pause_ns = self._cost_ns / _COST_SHARE
+        soon = self._monitor.suspects and self._spent_ns <= _MOST_SHARE * self._busy_ns
+        pause_ns = 0.0 if soon else self._cost_ns / _COST_SHARE
         # The run that ends next to the time, not the one after it.
         self._ring.due_ns = end_ns + int(max(_PERIOD_NS, pause_ns) - last_ns / 2)
         self._least_runs = min(ROWS // 2, max(1, round(pause_ns / last_ns))) if last_ns else 1

@@ -15,7 +15,7 @@ from mvcompile.runtime.linear import LinearModel
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.policy import PROFILE, Variants, profile_of
 from mvcompile.runtime.resctrl import RESCTRL_FEATURES, Resctrl
-from mvcompile.runtime.residual import Expectation, Residual, evidence, expectation, initial, update
+from mvcompile.runtime.residual import Expectation, Residual, believe, expectation, initial
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,8 @@ _WITH_MODEL = {"perf": "Perf", "resctrl": "ResctrlMonitor"}
 
 class Monitor(Protocol):
     """`level` is what it holds to be the case; `ratio` the logarithm of how much likelier that was than the level before, when it
-    took over, or None if it does not reckon with likelihoods. One thread at a time."""
+    took over, or None if it does not reckon with likelihoods; `suspects` is whether another level seems to be the case, so that
+    it had better be asked again soon. One thread at a time."""
 
     @property
     def name(self) -> str: ...
@@ -65,6 +66,9 @@ class Monitor(Protocol):
 
     @property
     def ratio(self) -> float | None: ...
+
+    @property
+    def suspects(self) -> bool: ...
 
     def see(self, seconds: Array, variants: Variants) -> None:
         """Take in `seconds` (run, step) of runs that had all of `variants` from their first step on; there may be none."""
@@ -127,6 +131,7 @@ class ManualMonitor:
 
     name = "manual"
     ratio: float | None = None
+    suspects = False
 
     def __init__(self, level: int) -> None:
         self.level = level
@@ -157,11 +162,14 @@ class ResidualMonitor:
     def ratio(self) -> float | None:
         return self._belief.ratio
 
+    @property
+    def suspects(self) -> bool:
+        return any(self._belief.sums)
+
     def see(self, seconds: Array, variants: Variants) -> None:
         if not len(seconds):
             return
-        seen = evidence(self.expected(variants), seconds, self._belief, self._options)
-        self._belief = update(self._belief, seen, self._profile.group, self._options)
+        self._belief = believe(self._belief, self.expected(variants), seconds, self._profile.group, self._options)
 
     def expected(self, variants: Variants) -> Expectation:
         """What the profile says of `variants`; kept, because working it out takes a millisecond."""
@@ -188,6 +196,10 @@ class CountingMonitor:
         self._model = model
         self._before = source.read()
         self._said = 0
+
+    @property
+    def suspects(self) -> bool:
+        return self._said != self.level
 
     def see(self, seconds: Array, variants: Variants) -> None:
         before, self._before = self._before, self._source.read()

@@ -14,7 +14,7 @@ Pure functions of explicit values. What they have to cope with:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ _NORMAL_IQR = 1.349
 """Interquartile range of a normal distribution with a standard deviation of 1."""
 _TAILS = 3.0
 """Degrees of freedom of the t distribution."""
+_FEW = 3
+"""Runs of a batch that are looked at one by one."""
 _LEAST_S = 1e-9
 """A time of less is none."""
 _SHARE = (0.4, 0.6)
@@ -131,11 +133,31 @@ def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Re
     return Evidence(expected.constant - (_TAILS + 1) / 2 * distance, moved + clock, len(seconds))
 
 
+def quiet(before: Belief, seen: Evidence, options: Residual) -> bool:
+    """Whether nothing speaks for another level than that of `before`."""
+    return not any(before.sums) and float(seen.likelihood.max()) - float(seen.likelihood[before.level]) <= options.drift
+
+
+def believe(before: Belief, expected: Expectation, seconds: Floats, group: tuple[int, ...], options: Residual) -> Belief:
+    """What to hold after runs that took `seconds` (run, step), in their order.
+
+    If they speak for another level as a whole, they are looked at in two halves (up to three one by one): then what lasted for
+    all of them is found at once, and a burst is not.
+    """
+    whole = evidence(expected, seconds, before, options)
+    if len(seconds) == 1 or quiet(before, whole, options):
+        return update(before, whole, group, options)
+    belief = before
+    for part in np.array_split(seconds, len(seconds) if len(seconds) <= _FEW else 2):
+        belief = update(belief, evidence(expected, part, belief, options), group, options)
+    return belief
+
+
 def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Residual) -> Belief:
     """What to hold after `seen`. The levels of a `group` are one: the first one stands for it, the likeliest speaks for it."""
     likelihood, clocks = seen.likelihood.tolist(), seen.clock.tolist()
-    if not any(before.sums) and max(likelihood) - likelihood[before.level] <= options.drift:  # nearly always
-        return replace(before, clock=_followed(before.clock, clocks[before.level], options))
+    if quiet(before, seen, options):  # nearly always
+        return Belief(before.level, before.sums, _followed(before.clock, clocks[before.level], options), before.ratio)
     best: dict[int, int] = {}  # the level that speaks for each group
     for level, number in enumerate(group):
         if number not in best or likelihood[level] > likelihood[best[number]]:

@@ -123,13 +123,25 @@ def test_runs_between_two_analyses_count_together() -> None:
     runs = Runs()
     found = adaptation(runs)
     runs.run()
-    for _ in range(2):
-        for _ in range(7):
-            runs.run("write", due=False)
-        assert found._level == 0
-        found._least_runs = 1
-        runs.run("write")
-    assert found.stats().level == "write"  # two batches, where single runs take three
+    for _ in range(7):
+        runs.run("write", due=False)
+    assert found._level == 0
+    found._least_runs = 1
+    runs.run("write")
+    assert found.stats().level == "write"  # both halves say so
+
+
+def test_asking_for_statistics_takes_nothing_from_the_monitor() -> None:
+    runs = Runs()
+    found = adaptation(runs)
+    runs.run()
+    for _ in range(7):
+        runs.run("write", due=False)
+        assert found.stats().level == "none"
+    assert found.stats().runs == 8
+    found._least_runs = 1
+    runs.run("write")
+    assert found.stats().level == "write"
 
 
 def test_after_a_switch_times_are_compared_with_those_of_what_runs() -> None:
@@ -242,8 +254,20 @@ def test_analyses_stay_far_apart_if_they_take_long() -> None:
         found._cost_ns = float(cost_ns)
         found._schedule(0, cost_ns, last_ns)
         pause_ns = found._ring.due_ns - cost_ns + last_ns / 2
-        assert pause_ns == pytest.approx(max(20e6, 120 * cost_ns), rel=0.01)
-        assert found._least_runs == max(1, min(32, round(120 * cost_ns / last_ns)))
+        assert pause_ns == pytest.approx(max(20e6, 125 * cost_ns), rel=0.01)
+        assert found._least_runs == max(1, min(32, round(125 * cost_ns / last_ns)))
+
+
+def test_a_suspicion_is_looked_into_soon_unless_that_gets_expensive() -> None:
+    runs = Runs()
+    found = adaptation(runs)
+    runs.run()
+    runs.run("write")
+    assert found._monitor.suspects
+    for busy_ns, soon in ((1e12, True), (1.0, False)):
+        found._busy_ns = busy_ns
+        found._schedule(0, 400_000, 5_000_000)
+        assert (found._least_runs == 1, found._ring.due_ns < 21_000_000) == (soon, soon)
 
 
 def model(features: tuple[str, ...] = PERF_FEATURES, levels: tuple[str, ...] = LEVELS) -> LinearModel:

@@ -10,7 +10,7 @@ import pytest
 
 from mvcompile.bundle.interference import CoreProfile
 from mvcompile.errors import UsageError
-from mvcompile.runtime.residual import Belief, Expectation, Residual, evidence, expectation, initial, update
+from mvcompile.runtime.residual import Belief, Expectation, Residual, believe, evidence, expectation, initial
 from mvcompile.testing.profiles import Array, profile_of_times, random_times
 
 OPTIONS = Residual()
@@ -69,8 +69,7 @@ class Watcher:
     def see(self, rows: Array) -> Belief:
         if self.variants not in self.expected:
             self.expected[self.variants] = expectation(self.profile, self.variants, OPTIONS)
-        seen = evidence(self.expected[self.variants], rows, self.belief, OPTIONS)
-        self.belief = update(self.belief, seen, self.profile.group, OPTIONS)
+        self.belief = believe(self.belief, self.expected[self.variants], rows, self.profile.group, OPTIONS)
         return self.belief
 
 
@@ -122,6 +121,20 @@ def test_two_runs_in_a_row_are_not_enough() -> None:
         assert watcher.see(found.runs(1, level, watcher.variants)).level == 0
     assert [watcher.see(found.runs(1, 3, watcher.variants)).level for _ in range(3)] == [0, 0, 3]
     assert watcher.belief.ratio > OPTIONS.threshold
+
+
+def test_a_batch_is_enough_if_both_of_its_halves_say_so() -> None:
+    found = machine(1)
+    watcher = Watcher(found.profile)
+    watcher.see(found.runs(6, 0, watcher.variants))
+    burst = np.concatenate([found.runs(4, 3, watcher.variants), found.runs(3, 0, watcher.variants)])
+    assert watcher.see(burst).level == 0
+    for _ in range(3):
+        watcher.see(found.runs(6, 0, watcher.variants))
+    assert not any(watcher.belief.sums)
+    assert watcher.see(found.runs(6, 3, watcher.variants)).level == 3
+    assert watcher.see(found.runs(2, 0, watcher.variants)).level == 3
+    assert watcher.see(found.runs(3, 0, watcher.variants)).level == 0
 
 
 def test_a_slower_clock_from_the_start_is_no_level() -> None:
