@@ -262,6 +262,7 @@ def test_a_suspicion_is_looked_into_soon_unless_that_gets_expensive() -> None:
     runs = Runs()
     found = adaptation(runs)
     runs.run()
+    found._least_runs = 1
     runs.run("write")
     assert found._monitor.suspects
     for busy_ns, soon in ((1e12, True), (1.0, False)):
