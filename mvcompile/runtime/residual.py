@@ -31,6 +31,8 @@ _NORMAL_IQR = 1.349
 """Interquartile range of a normal distribution with a standard deviation of 1."""
 _TAILS = 3.0
 """Degrees of freedom of the t distribution."""
+_MOST_RUNS = 4
+"""From so many runs on, their median is as good as of any number: what is left is the floor."""
 _FEW = 3
 """Runs of a batch that are looked at one by one."""
 _LEAST_S = 1e-9
@@ -57,7 +59,7 @@ class Residual:
 
     threshold: float = 8.0
     drift: float = 1.5
-    floor: float = 0.03
+    floor: float = 0.05
     overhead_s: float = 0.5e-6
     clock: float = 0.05
     follow: float = 0.1
@@ -65,15 +67,14 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), the inverse of their
-    variance over the degrees of freedom, and what is the same of each level's likelihood whatever is seen. `steps` are those
-    that say something."""
+    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), and, for the median of one
+    run, two, three, and more, the inverse of their variance over the degrees of freedom (step). `steps` are those that say
+    something."""
 
     variants: Variants
     steps: npt.NDArray[np.intp]
     mean: Floats
-    precision: Floats
-    constant: Floats
+    precision: tuple[Floats, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +105,17 @@ def initial(levels: int) -> Belief:
 def expectation(profile: CoreProfile, variants: Variants, options: Residual) -> Expectation:
     """What `profile` says of `variants`. Raises UsageError if it has no times of theirs."""
     chosen = tuple(enumerate(variants))
-    seconds, spread = (
-        np.array([[rows[step][variant] for step, variant in chosen] for rows in table]).reshape(len(table), -1)
-        for table in (profile.latency_s, profile.spread)
-    )
+    seconds = np.array([[rows[step][variant] for step, variant in chosen] for rows in profile.latency_s])
     steps = np.flatnonzero((seconds > 0).all(axis=0))
     if not steps.size:
         raise UsageError(f"the bundle's profile for {profile.cores} cores has no times of its layers: {PROFILE}")
-    seconds, spread = seconds[:, steps], spread[:, steps]
-    deviation = np.sqrt(options.floor**2 + (spread / _NORMAL_IQR) ** 2 + (options.overhead_s / seconds) ** 2)
-    return Expectation(variants, steps, np.log(seconds), 1 / (_TAILS * deviation**2), -np.log(deviation).sum(axis=1))
+    seconds = seconds[:, steps]
+    # The scatter beside nothing, for all levels: beside a neighbour it is as wide as what the neighbour did at the time, and a level
+    # must neither lose for that (being able to explain much) nor win.
+    scatter = np.array([profile.spread[0][step][variant] for step, variant in chosen])[steps] / _NORMAL_IQR
+    lasting = options.floor**2 + (options.overhead_s / seconds[0]) ** 2
+    precision = tuple(1 / (_TAILS * (lasting + scatter**2 / runs)) for runs in range(1, _MOST_RUNS + 1))
+    return Expectation(variants, steps, np.log(seconds), precision)
 
 
 def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Residual) -> Evidence:
@@ -125,12 +127,13 @@ def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Re
         times = times[expected.steps]
     off = np.log(times) - expected.mean - clock
     # The clock's factor by one step of reweighted least squares, from the one of late.
-    weights = expected.precision / (1 + expected.precision * off * off)
+    precision = expected.precision[min(len(seconds), _MOST_RUNS) - 1]
+    weights = precision / (1 + precision * off * off)
     prior = 1 / (deviation * deviation * (_TAILS + 1))
     moved = add(weights * off, 1) / (add(weights, 1) + prior)
     off = off - moved[:, None]
-    distance = add(np.log1p(expected.precision * off * off), 1) + prior * moved * moved
-    return Evidence(expected.constant - (_TAILS + 1) / 2 * distance, moved + clock, len(seconds))
+    distance = add(np.log1p(precision * off * off), 1) + prior * moved * moved
+    return Evidence((_TAILS + 1) / -2 * distance, moved + clock, len(seconds))
 
 
 def quiet(before: Belief, seen: Evidence, options: Residual) -> bool:
