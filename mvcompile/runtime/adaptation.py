@@ -180,10 +180,11 @@ class Adaptation:
     def _decide(self) -> Switch | None:
         with self._lock:
             level, before = self._monitor.level, self._level
-            if level == before == self._decision.level:
-                return None
             now_s = time.monotonic()
-            decision = self._policy(self._costs, Situation(now_s, level), self._decision)
+            if level == before == self._decision.level and now_s < self._decision.until_s:
+                return None
+            situation = Situation(now_s, level, self._monitor.certain(self._selected()[0]))
+            decision = self._policy(self._costs, situation, self._decision)
             changes: tuple[LayerChange, ...] = ()
             if decision is not self._decision:
                 self._require_sound(decision)

@@ -15,7 +15,7 @@ from mvcompile.runtime.linear import LinearModel
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.policy import PROFILE, Variants, profile_of
 from mvcompile.runtime.resctrl import RESCTRL_FEATURES, Resctrl
-from mvcompile.runtime.residual import Expectation, Residual, believe, expectation, initial
+from mvcompile.runtime.residual import Expectation, Residual, believe, expectation, initial, told_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,9 @@ class Monitor(Protocol):
 
     def see(self, seconds: Array, variants: Variants) -> None:
         """Take in `seconds` (run, step) of runs that had all of `variants` from their first step on; there may be none."""
+
+    def certain(self, variants: Variants) -> bool:
+        """Whether it would find out, while `variants` run, that the level is `none` again."""
 
     def close(self) -> None:
         """Give back what it holds of the system."""
@@ -139,6 +142,9 @@ class ManualMonitor:
     def see(self, seconds: Array, variants: Variants) -> None:
         return
 
+    def certain(self, variants: Variants) -> bool:
+        return True
+
     def close(self) -> None:
         return
 
@@ -170,6 +176,9 @@ class ResidualMonitor:
         if not len(seconds):
             return
         self._belief = believe(self._belief, self.expected(variants), seconds, self._profile.group, self._options)
+
+    def certain(self, variants: Variants) -> bool:
+        return self.level == 0 or told_apart(self.expected(variants), self.level, 0, self._options)
 
     def expected(self, variants: Variants) -> Expectation:
         """What the profile says of `variants`; kept, because working it out takes a millisecond."""
@@ -207,6 +216,9 @@ class CountingMonitor:
         if said == self._said:
             self.level = said
         self._said = said
+
+    def certain(self, variants: Variants) -> bool:
+        return True
 
     def close(self) -> None:
         self._source.close()

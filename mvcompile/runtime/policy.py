@@ -19,6 +19,10 @@ from mvcompile.errors import UsageError
 Variants: TypeAlias = tuple[int, ...]
 """One per layer, in the order of the layers."""
 
+_LOOK_S, _LOOK_RUNS = 0.15, 5
+"""How long a look takes: as long as a monitor needs to find a level."""
+_RARELY_S = 60.0
+
 PROFILE = "run `mvcompile profile` on it"
 
 
@@ -61,24 +65,30 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is the case: `level` (index into `Costs.levels`) as it is estimated at `now_s`, of any clock that only advances."""
+    """What is the case: `level` (index into `Costs.levels`) as it is estimated at `now_s`, of any clock that only advances;
+    `certain` is whether it would be seen, with the variants that run, if the level were `none` again."""
 
     now_s: float
     level: int
+    certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What to run, the level that this is the answer to (-1 before the first decision), when the variants were last changed
-    (`Situation.now_s`), and why."""
+    (`Situation.now_s`), and why. The policy is asked again when the level is another one, and from `until_s` on; `doubt_s` is
+    for its own use."""
 
     variants: Variants
     level: int = -1
     since_s: float = -math.inf
     reason: str = "as it was"
+    until_s: float = math.inf
+    doubt_s: float = 0.0
 
 
 Policy: TypeAlias = Callable[[Costs, Situation, Decision], Decision]
+"""Called when the level is another than that of the last decision, or from its `until_s` on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +114,32 @@ class Adaptive:
 
     dwell_s: float = 0.1
     margin: float = 0.005
+    recheck_s: float = 2.0
 
     def __call__(self, costs: Costs, situation: Situation, before: Decision) -> Decision:
-        if situation.level == before.level or situation.now_s - before.since_s < self.dwell_s:
+        if situation.level == before.level:
+            return before if situation.now_s < before.until_s else self._again(costs, situation, before)
+        if situation.now_s - before.since_s < self.dwell_s:
             return before
+        found = self._answer(costs, situation, before)
+        if found.variants == costs.selections[0].variants or not self.recheck_s:
+            return found
+        return replace(found, until_s=situation.now_s + self.recheck_s, doubt_s=self.recheck_s)
+
+    def _again(self, costs: Costs, situation: Situation, before: Decision) -> Decision:
+        """What suits a level may feel so little of any that nobody would see it go. So now and then, ever more seldom, what is
+        the fastest alone runs for a moment."""
+        level, now_s = situation.level, situation.now_s
+        name, alone, wanted = costs.levels[level], costs.selections[0].variants, costs.selections[level].variants
+        if before.variants == alone:
+            doubt_s = min(2 * before.doubt_s, _RARELY_S)
+            return Decision(wanted, level, now_s, f"it is still {name}", now_s + doubt_s, doubt_s)
+        if situation.certain:
+            return replace(before, until_s=now_s + before.doubt_s)
+        moment_s = max(_LOOK_S, _LOOK_RUNS * costs.predicted_s(level, alone))
+        return Decision(alone, level, now_s, f"to see whether it is still {name}", now_s + moment_s, before.doubt_s)
+
+    def _answer(self, costs: Costs, situation: Situation, before: Decision) -> Decision:
         wanted, name = costs.selections[situation.level].variants, costs.levels[situation.level]
         if wanted == before.variants:
             return _decide(wanted, situation, before, f"the selection for {name} is the one that runs")
@@ -139,15 +171,17 @@ def fixed(selection: Sequence[int] | int = 0) -> Fixed:
     return Fixed(selection if isinstance(selection, int) else tuple(selection))
 
 
-def adaptive(*, dwell_s: float = 0.1, margin: float = 0.005) -> Adaptive:
+def adaptive(*, dwell_s: float = 0.1, margin: float = 0.005, recheck_s: float = 2.0) -> Adaptive:
     """The bundle's selection for the level that is estimated.
 
     After a change the variants stay for `dwell_s` at least, whatever the estimate does; and they stay as they are if the
-    selection for the new level is predicted to save less than `margin` of the latency there.
+    selection for the new level is predicted to save less than `margin` of the latency there. If the monitor could not see with
+    these variants that the level is over, the fastest alone run for 0.15 s (or five runs) after `recheck_s`, and again after
+    twice the time and so on, at most a minute; 0 for never.
 
     Raises UsageError for a negative number.
     """
-    return Adaptive(_not_negative("dwell_s", dwell_s), _not_negative("margin", margin))
+    return Adaptive(_not_negative("dwell_s", dwell_s), _not_negative("margin", margin), _not_negative("recheck_s", recheck_s))
 
 
 def kind(allowance: float = 0.05, *, dwell_s: float = 0.1) -> Kind:
@@ -261,7 +295,7 @@ def _static_harm(manifest: Manifest) -> tuple[tuple[float | None, ...], ...]:
 
 def _decide(variants: Variants, situation: Situation, before: Decision, reason: str) -> Decision:
     if variants == before.variants:
-        return replace(before, level=situation.level, reason=reason)
+        return Decision(variants, situation.level, before.since_s, reason)
     return Decision(variants, situation.level, situation.now_s, reason)
 
 

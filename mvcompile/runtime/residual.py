@@ -67,8 +67,8 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), and, for the median of one
-    run, two, three, and more, the inverse of their variance over the degrees of freedom (step). `steps` are those that say
+    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), and, for the median of
+    one run, two, three, and more, the inverse of their variance over the degrees of freedom (step). `steps` are those that say
     something."""
 
     variants: Variants
@@ -110,8 +110,8 @@ def expectation(profile: CoreProfile, variants: Variants, options: Residual) -> 
     if not steps.size:
         raise UsageError(f"the bundle's profile for {profile.cores} cores has no times of its layers: {PROFILE}")
     seconds = seconds[:, steps]
-    # The scatter beside nothing, for all levels: beside a neighbour it is as wide as what the neighbour did at the time, and a level
-    # must neither lose for that (being able to explain much) nor win.
+    # The scatter beside nothing, for all levels: beside a neighbour it is as wide as what the neighbour's effect varies, up to
+    # 40 % on a virtual machine, and a level must not lose against the others because it could explain so much.
     scatter = np.array([profile.spread[0][step][variant] for step, variant in chosen])[steps] / _NORMAL_IQR
     lasting = options.floor**2 + (options.overhead_s / seconds[0]) ** 2
     precision = tuple(1 / (_TAILS * (lasting + scatter**2 / runs)) for runs in range(1, _MOST_RUNS + 1))
@@ -134,6 +134,15 @@ def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Re
     off = off - moved[:, None]
     distance = add(np.log1p(precision * off * off), 1) + prior * moved * moved
     return Evidence((_TAILS + 1) / -2 * distance, moved + clock, len(seconds))
+
+
+def told_apart(expected: Expectation, level: int, other: int, options: Residual) -> bool:
+    """Whether some runs with the variants of `expected` at either of two levels would speak clearly against the other one."""
+    precision = _TAILS * expected.precision[-1]
+    apart = expected.mean[level] - expected.mean[other]
+    clock = float((precision * apart).sum() / (precision.sum() + 1 / options.clock**2))
+    ratio = ((precision * (apart - clock) ** 2).sum() + (clock / options.clock) ** 2) / 2
+    return float(ratio) >= 2 * options.drift
 
 
 def quiet(before: Belief, seen: Evidence, options: Residual) -> bool:

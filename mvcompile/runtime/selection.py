@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Mapping, Sequence
 
 from mvcompile.errors import UsageError
@@ -37,25 +38,33 @@ class LayerTable:
             raise UsageError(f"layer {layer!r} has no variant {variant!r}: it has {count}, 0 to {count - 1} (session.variants)")
         return step, number
 
-    def choices(self, selection: Mapping[str, int] | Sequence[int] | int) -> list[Choice]:
-        """What `selection` (see `Session.select_all`) selects. Raises UsageError if any part of it is wrong."""
-        if isinstance(selection, Mapping):
-            return [self.choice(layer, variant) for layer, variant in selection.items()]
+    def choices(self, selection: Mapping[str, int]) -> list[Choice]:
+        """What a mapping from layers to variants selects. Raises UsageError if any part of it is wrong."""
+        return [self.choice(layer, variant) for layer, variant in selection.items()]
+
+    def variants(self, selection: Sequence[int] | int) -> tuple[int, ...]:
+        """The variant of each layer with one variant per layer, or one for all (see `Session.select_all`).
+
+        Raises UsageError if any part of it is wrong.
+        """
         number = integer(selection)
         if number is not None:
             return self._for_all(number)
         if isinstance(selection, (str, bytes)) or not hasattr(selection, "__len__") or not hasattr(selection, "__iter__"):
             expected = "a mapping from layers to variants, one variant per layer, or one for all layers"
             raise UsageError(f"selection is {selection!r}, expected {expected}")
-        variants: list[int] = list(selection)  # type: ignore[arg-type]  # an int that is no integer() cannot be
+        variants: tuple[int, ...] = tuple(selection)
         if len(variants) != len(self.layers):
             raise UsageError(
                 f"selection has {len(variants)} variants, the model has {len(self.layers)} layers: give one for each"
             )
-        return [self.choice(layer, variant) for layer, variant in zip(self.layers, variants, strict=True)]
+        # Of 41 layers: 4 us with these loops in C, 30 us one by one.
+        if set(map(type, variants)) == {int} and min(variants) >= 0 and all(map(operator.lt, variants, self._counts)):
+            return variants
+        return tuple(self.choice(layer, variant)[1] for layer, variant in zip(self.layers, variants, strict=True))
 
-    def _for_all(self, number: int) -> list[Choice]:
+    def _for_all(self, number: int) -> tuple[int, ...]:
         most = max(self._counts, default=1)
         if not 0 <= number < most:
             raise UsageError(f"no layer has a variant {number}: the most any has is {most}, 0 to {most - 1} (session.variants)")
-        return [(step, min(number, count - 1)) for step, count in enumerate(self._counts)]
+        return tuple(min(number, count - 1) for count in self._counts)

@@ -241,12 +241,12 @@ class Session:
         Raises UsageError for an unknown layer or variant or a wrong number of them; then nothing is changed.
         """
         self._require_open()
-        choices = self._table.choices(selection)
         if isinstance(selection, Mapping):
-            self._store(choices)
+            self._store(self._table.choices(selection))
             return
+        variants = self._table.variants(selection)
         try:
-            self._program.select_all(tuple(variant for _, variant in choices))
+            self._program.select_all(variants)
         except IndexError:  # closed since the line before last
             raise self._closed() from None
 

@@ -144,6 +144,7 @@ class NativeSteps:
     ) -> None:
         self._driver = driver
         self._kernels: dict[int, Kernel] = {}
+        self._known: dict[int, tuple[Kernel, int]] = {}
         self._arguments = [list(row) for row in arguments]  # the words hold addresses: these keep what they point to
         counts = [len(row) for row in arguments]
         self._first = np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
@@ -152,6 +153,7 @@ class NativeSteps:
         self._steps = np.zeros((len(counts), 3), np.uint64)
         self._steps[:, _ARGUMENTS] = memory.address(self._values) + self._values.strides[0] * self._first[:-1]
         self._steps[:, _COUNT] = counts
+        self._functions = self._steps[:, _FUNCTION]
         self._sources = np.zeros((len(sources), 2), np.uint64)
         self._held = list(sources)
         self._words = np.zeros(RUN_WORDS, np.uint64)
@@ -169,18 +171,23 @@ class NativeSteps:
                 self.bind(step, position, tensor)
 
     def select(self, step: int, kernel: Kernel) -> None:
-        handle = _handle(kernel)
-        self._kernels[handle] = kernel  # before the store: whoever reads the handle has to find the kernel
-        self._steps[step, _FUNCTION] = handle
+        self._functions[step] = self._handle_of(kernel)
 
     def prepare(self, kernels: Sequence[Kernel]) -> Any:
-        handles = [_handle(kernel) for kernel in kernels]
-        self._kernels.update(zip(handles, kernels, strict=True))
-        return np.array(handles, np.uint64)
+        return np.array([self._handle_of(kernel) for kernel in kernels], np.uint64)
 
     def select_all(self, prepared: Any) -> None:
         # The words are 24 bytes apart and aligned, so that numpy stores them one by one, each whole.
-        self._steps[:, _FUNCTION] = prepared
+        self._functions[:] = prepared
+
+    def _handle_of(self, kernel: Kernel) -> int:
+        """Before the handle is stored: whoever reads it has to find the kernel."""
+        known = self._known.get(id(kernel))
+        if known is None:
+            handle = _handle(kernel)
+            known = self._known[id(kernel)] = (kernel, handle)  # which keeps the kernel, and so its id
+            self._kernels[handle] = kernel
+        return known[1]
 
     def selected(self) -> list[Kernel]:
         return [self._kernels[handle] for handle in self._steps[:, _FUNCTION].tolist()]

@@ -59,6 +59,29 @@ def test_adaptive_stays_for_its_dwell_whatever_the_estimate_does() -> None:
     assert levels == [0, 3, 3, 3, 0]
 
 
+def test_adaptive_looks_now_and_then_whether_a_level_that_nobody_would_see_go_is_still_there() -> None:
+    found = costs()
+    alone, there = found.selections[0].variants, found.selections[3].variants
+    policy, times = adaptive(recheck_s=2.0), {}
+    before, now_s = first(found), 0.0
+    while now_s < 200:
+        decision = policy(found, Situation(now_s, 3, certain=False), before)
+        if decision.variants != before.variants:
+            times[round(now_s, 2)] = decision.variants
+        before, now_s = decision, now_s + 0.05
+    looks = [now_s for now_s, variants in times.items() if variants == alone and now_s > 0]
+    assert np.diff(looks) == pytest.approx([4.15, 8.15, 16.15, 32.15, 60.15, 60.15], abs=0.3)
+    assert list(times.values()) == [there, *[alone, there] * len(looks)]
+    looking = Decision(alone, 3, 100.0, "", 100.15, 2.0)
+    assert policy(found, Situation(100.12, 0), looking) == Decision(
+        alone, 0, 100.0, "the selection for none is the one that runs"
+    )
+    seen = Decision(there, 3, 1.0, "", 3.0, 2.0)
+    assert policy(found, Situation(2.9, 3, certain=False), seen) is seen
+    assert policy(found, Situation(3.1, 3, certain=True), seen) == replace(seen, until_s=5.1)
+    assert adaptive(recheck_s=0)(found, Situation(0.0, 3, certain=False), first(found)).until_s == math.inf
+
+
 def test_adaptive_does_not_switch_for_less_than_its_margin() -> None:
     table = (((1.0, 1.2), (1.0, 1.0)), ((2.0, 1.99), (1.0, 1.0)))
     selections = (Selection((0, 0), 0.0, 0.0, 0.0), Selection((1, 0), 0.0, 0.0, 0.0))

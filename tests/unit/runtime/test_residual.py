@@ -10,7 +10,7 @@ import pytest
 
 from mvcompile.bundle.interference import CoreProfile
 from mvcompile.errors import UsageError
-from mvcompile.runtime.residual import Belief, Expectation, Residual, believe, evidence, expectation, initial
+from mvcompile.runtime.residual import Belief, Expectation, Residual, believe, evidence, expectation, initial, told_apart
 from mvcompile.testing.profiles import Array, profile_of_times, random_times
 
 OPTIONS = Residual()
@@ -57,14 +57,15 @@ def machine(seed: int, weaker: float = 1.0) -> Machine:
 class Watcher:
     """The monitor as a session uses it: it switches to the selection of the level that it believes in."""
 
-    def __init__(self, profile: CoreProfile) -> None:
+    def __init__(self, profile: CoreProfile, *, switches: bool = True) -> None:
         self.profile = profile
+        self.switches = switches
         self.belief = initial(len(profile.group))
         self.expected: dict[tuple[int, ...], Expectation] = {}
 
     @property
     def variants(self) -> tuple[int, ...]:
-        return self.profile.selections[self.belief.level].variants
+        return self.profile.selections[self.belief.level if self.switches else 0].variants
 
     def see(self, rows: Array) -> Belief:
         if self.variants not in self.expected:
@@ -168,6 +169,30 @@ def test_levels_of_a_group_are_one_and_the_first_stands_for_it() -> None:
         for _ in range(4):
             watcher.see(found.runs(1, level, watcher.variants))
         assert watcher.belief.level == expected
+
+
+def test_a_level_is_found_however_much_its_times_scattered_when_they_were_measured() -> None:
+    found = machine(7, 0.3)
+    spread = tuple(
+        tuple(tuple((0.4 if level else 0.1) for _ in row) for row in rows) for level, rows in enumerate(found.profile.spread)
+    )
+    watcher = Watcher(replace(found.profile, spread=spread), switches=False)
+    for level in (0, 2, 0, 3):
+        for _ in range(4):
+            watcher.see(found.runs(5, level, watcher.variants))
+        assert watcher.belief.level == level
+
+
+def test_what_can_be_told_apart() -> None:
+    times = np.full((3, LAYERS, 2), 1e-4)
+    times[1, : LAYERS // 2, 0] *= 1.3  # variant 1 does not feel it
+    times[2] *= 1.02  # a clock
+    expected = [expectation(profile_of_times(times), (variant,) * LAYERS, OPTIONS) for variant in (0, 1)]
+    assert told_apart(expected[0], 0, 1, OPTIONS)
+    assert told_apart(expected[0], 1, 0, OPTIONS)
+    assert not told_apart(expected[1], 0, 1, OPTIONS)
+    assert not told_apart(expected[0], 0, 2, OPTIONS)
+    assert not told_apart(expected[0], 1, 1, OPTIONS)
 
 
 def test_layers_without_times_say_nothing() -> None:
