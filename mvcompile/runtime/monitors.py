@@ -15,7 +15,7 @@ from mvcompile.runtime.linear import LinearModel
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.policy import PROFILE, Variants, profile_of
 from mvcompile.runtime.resctrl import RESCTRL_FEATURES, Resctrl
-from mvcompile.runtime.residual import Expectation, Residual, believe, expectation, initial, told_apart
+from mvcompile.runtime.residual import Belief, Expectation, Residual, believe, expectation, told_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +157,13 @@ class ResidualMonitor:
     def __init__(self, options: Residual, interference: Interference, cores: int) -> None:
         self._options = options
         self._profile = profile_of(interference, cores)
-        self._belief = initial(len(interference.levels))
+        self._levels = tuple(map(self._profile.group.index, dict.fromkeys(self._profile.group)))
+        self._belief = Belief()
         self._expected: dict[Variants, Expectation] = {}
 
     @property
     def level(self) -> int:
-        return self._belief.level
+        return self._levels[self._belief.group]
 
     @property
     def ratio(self) -> float | None:
@@ -170,15 +171,15 @@ class ResidualMonitor:
 
     @property
     def suspects(self) -> bool:
-        return any(self._belief.sums)
+        return bool(self._belief.sums)
 
     def see(self, seconds: Array, variants: Variants) -> None:
         if not len(seconds):
             return
-        self._belief = believe(self._belief, self.expected(variants), seconds, self._profile.group, self._options)
+        self._belief = believe(self._belief, self.expected(variants), seconds, self._options)
 
     def certain(self, variants: Variants) -> bool:
-        return self.level == 0 or told_apart(self.expected(variants), self.level, 0, self._options)
+        return self._belief.group == 0 or told_apart(self.expected(variants), self._belief.group, 0, self._options)
 
     def expected(self, variants: Variants) -> Expectation:
         """What the profile says of `variants`; kept, because working it out takes a millisecond."""

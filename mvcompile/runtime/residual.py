@@ -67,11 +67,12 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is expected of `variants` at each level: mean of the logarithms of step times (level, step), and, for the median of
-    one run, two, three, and more, the inverse of their variance over the degrees of freedom (step). `steps` are those that say
-    something."""
+    """What is expected of `variants` at the levels, those of one group being one: mean of the logarithms of step times (group,
+    step), and, for the median of one run, two, three, and more, the inverse of their variance over the degrees of freedom (step).
+    `levels` has the first level of each group, which stands for it; `steps` are those that say something."""
 
     variants: Variants
+    levels: tuple[int, ...]
     steps: npt.NDArray[np.intp]
     mean: Floats
     precision: tuple[Floats, ...]
@@ -79,7 +80,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Per level: log-likelihood of what was seen, and the logarithm of the clock's factor that it was found with."""
+    """Per group of levels: log-likelihood of what was seen, and the logarithm of the clock's factor that it was found with."""
 
     likelihood: Floats
     clock: Floats
@@ -88,18 +89,14 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is held to be the case: a level (the first of its group), how much each level has been likelier of late, and the
-    logarithm of the clock's factor (None: nothing was seen yet). `ratio` is that sum for the present level when it took over."""
+    """What is held to be the case: a group of levels (its place in `Expectation.levels`), how much each group has been likelier
+    of late (empty: nothing was), and the logarithm of the clock's factor (None: nothing was seen yet). `ratio` is that sum for
+    the present group when it took over."""
 
-    level: int
-    sums: tuple[float, ...]
+    group: int = 0
+    sums: tuple[float, ...] = ()
     clock: float | None = None
     ratio: float = 0.0
-
-
-def initial(levels: int) -> Belief:
-    """Nothing else runs, as far as one knows."""
-    return Belief(0, (0.0,) * levels)
 
 
 def expectation(profile: CoreProfile, variants: Variants, options: Residual) -> Expectation:
@@ -115,7 +112,11 @@ def expectation(profile: CoreProfile, variants: Variants, options: Residual) -> 
     scatter = np.array([profile.spread[0][step][variant] for step, variant in chosen])[steps] / _NORMAL_IQR
     lasting = options.floor**2 + (options.overhead_s / seconds[0]) ** 2
     precision = tuple(1 / (_TAILS * (lasting + scatter**2 / runs)) for runs in range(1, _MOST_RUNS + 1))
-    return Expectation(variants, steps, np.log(seconds), precision)
+    # The mean of a group, and not whichever of its levels fits best: what differs within it is noise, and the best of many
+    # explains more than one that stands alone.
+    numbers = tuple(dict.fromkeys(profile.group))
+    means = [np.log(seconds[[own == number for own in profile.group]]).mean(axis=0) for number in numbers]
+    return Expectation(variants, tuple(map(profile.group.index, numbers)), steps, np.array(means), precision)
 
 
 def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Residual) -> Evidence:
@@ -136,58 +137,53 @@ def evidence(expected: Expectation, seconds: Floats, before: Belief, options: Re
     return Evidence((_TAILS + 1) / -2 * distance, moved + clock, len(seconds))
 
 
-def told_apart(expected: Expectation, level: int, other: int, options: Residual) -> bool:
-    """Whether some runs with the variants of `expected` at either of two levels would speak clearly against the other one."""
+def told_apart(expected: Expectation, group: int, other: int, options: Residual) -> bool:
+    """Whether some runs with the variants of `expected` at either of two groups would speak clearly against the other one."""
     precision = _TAILS * expected.precision[-1]
-    apart = expected.mean[level] - expected.mean[other]
+    apart = expected.mean[group] - expected.mean[other]
     clock = float((precision * apart).sum() / (precision.sum() + 1 / options.clock**2))
     ratio = ((precision * (apart - clock) ** 2).sum() + (clock / options.clock) ** 2) / 2
     return float(ratio) >= 2 * options.drift
 
 
 def quiet(before: Belief, seen: Evidence, options: Residual) -> bool:
-    """Whether nothing speaks for another level than that of `before`."""
-    return not any(before.sums) and float(seen.likelihood.max()) - float(seen.likelihood[before.level]) <= options.drift
+    """Whether nothing speaks for another group than that of `before`."""
+    return not before.sums and float(seen.likelihood.max()) - float(seen.likelihood[before.group]) <= options.drift
 
 
-def believe(before: Belief, expected: Expectation, seconds: Floats, group: tuple[int, ...], options: Residual) -> Belief:
+def believe(before: Belief, expected: Expectation, seconds: Floats, options: Residual) -> Belief:
     """What to hold after runs that took `seconds` (run, step), in their order.
 
-    If they speak for another level as a whole, they are looked at in two halves (up to three one by one): then what lasted for
+    If they speak for another group as a whole, they are looked at in two halves (up to three one by one): then what lasted for
     all of them is found at once, and a burst is not.
     """
     whole = evidence(expected, seconds, before, options)
     if len(seconds) == 1 or quiet(before, whole, options):
-        return update(before, whole, group, options)
+        return update(before, whole, options)
     belief = before
     for part in np.array_split(seconds, len(seconds) if len(seconds) <= _FEW else 2):
-        belief = update(belief, evidence(expected, part, belief, options), group, options)
+        belief = update(belief, evidence(expected, part, belief, options), options)
     return belief
 
 
-def update(before: Belief, seen: Evidence, group: tuple[int, ...], options: Residual) -> Belief:
-    """What to hold after `seen`. The levels of a `group` are one: the first one stands for it, the likeliest speaks for it."""
+def update(before: Belief, seen: Evidence, options: Residual) -> Belief:
+    """What to hold after `seen`."""
     likelihood, clocks = seen.likelihood.tolist(), seen.clock.tolist()
+    present = before.group
     if quiet(before, seen, options):  # nearly always
-        return Belief(before.level, before.sums, _followed(before.clock, clocks[before.level], options), before.ratio)
-    best: dict[int, int] = {}  # the level that speaks for each group
-    for level, number in enumerate(group):
-        if number not in best or likelihood[level] > likelihood[best[number]]:
-            best[number] = level
-    present = best[group[before.level]]
+        return Belief(present, (), _followed(before.clock, clocks[present], options), before.ratio)
     most = options.threshold * _SHARE[seen.runs > 1]
-    sums = [
-        max(0.0, total + max(-most, min(most, likelihood[best[number]] - likelihood[present] - options.drift)))
-        for total, number in zip(before.sums, group, strict=True)
-    ]
-    over = [level for level, total in enumerate(sums) if total > options.threshold]
+    sums = tuple(
+        max(0.0, total + max(-most, min(most, one - likelihood[present] - options.drift)))
+        for total, one in zip(before.sums or (0.0,) * len(likelihood), likelihood, strict=True)
+    )
+    over = [group for group, total in enumerate(sums) if total > options.threshold]
     if over:  # what each batch counts at most makes them equal: the last one tells them apart
-        found = group[max(over, key=lambda level: likelihood[best[group[level]]])]
-        level = group.index(found)
-        return Belief(level, (0.0,) * len(sums), _limited(clocks[best[found]]), sums[level])
-    # While others gain, the clock must not be made to explain a level that is about to be found.
-    clock = before.clock if any(sums) else _followed(before.clock, clocks[present], options)
-    return Belief(before.level, tuple(sums), clock, before.ratio)
+        found = max(over, key=likelihood.__getitem__)
+        return Belief(found, (), _limited(clocks[found]), sums[found])
+    if any(sums):  # the clock must not be made to explain a level that is about to be found
+        return Belief(present, sums, before.clock, before.ratio)
+    return Belief(present, (), _followed(before.clock, clocks[present], options), before.ratio)
 
 
 def _followed(clock: float | None, found: float, options: Residual) -> float:
