@@ -41,7 +41,8 @@ def _module(name: str) -> ModuleType:
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
+            # Not by the loader, which leaves its cache beside the user's file, and takes one that is as old as the file.
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
             return module
     raise EnvironmentProblem(f"search space {name!r} is missing from the installation ({here}); reinstall mvcompile")
 
@@ -94,7 +95,8 @@ def load_space(path: str | os.PathLike[str]) -> OwnSpace:
     module = importlib.util.module_from_spec(spec)
     sys.modules[code] = module  # dataclasses look for their module there
     try:
-        spec.loader.exec_module(module)
+        # Not by the loader, which leaves its cache beside the user's file, and takes one that is as old as the file.
+        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except Exception as error:  # whatever a user's code raises
         raise UsageError(f"search space {path} cannot be loaded: {type(error).__name__}: {error}") from error
     programs = getattr(module, "programs", None)
