@@ -41,8 +41,7 @@ def _module(name: str) -> ModuleType:
             assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
-            # Not by the loader, which leaves its cache beside the user's file, and takes one that is as old as the file.
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+            spec.loader.exec_module(module)
             return module
     raise EnvironmentProblem(f"search space {name!r} is missing from the installation ({here}); reinstall mvcompile")
 
