@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mvcompile.bundle.interference import INTERFERENCE, Interference, decode_interference
+from mvcompile.bundle.interference import INTERFERENCE, Interference, interference_of
 from mvcompile.bundle.reader import Bundle
 from mvcompile.errors import BundleError, IncompatibleBundleError, UsageError
 from mvcompile.runtime.adaptation import Adaptation
@@ -76,10 +76,8 @@ def read_interference(bundle: Bundle) -> Interference | None:
 
     Raises BundleError if that is damaged, IncompatibleBundleError if it is newer than this package.
     """
-    if all(member.name != INTERFERENCE for member in bundle.manifest.members):
-        return None
     try:
-        return decode_interference(bundle.member(INTERFERENCE), bundle.manifest)
+        return interference_of(bundle)
     except IncompatibleBundleError as error:
         raise IncompatibleBundleError(f"{bundle.path}: {error}") from error
     except BundleError as error:
