@@ -17,6 +17,8 @@ from mvcompile.tuning.fronts import front_of, hypervolume_ratio, latest, objecti
 from mvcompile.types import Objectives, Record, Status
 
 COMPARED_AT_MOST = 12
+SETTLING_SHARE = 0.25
+"""Of the budget, on top of it: what may be spent on comparing the fronts' members with each other once the search has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,7 @@ class Tuner:
             if promising is None:
                 break
             self._measure_batch(promising)
-        for state in self._states:
-            self._settle_front(state)
+        self._settle_fronts()
         return {state.task.subject.key: tuple(state.records) for state in self._states}
 
     def _spent(self) -> bool:
@@ -222,23 +223,40 @@ class Tuner:
             flops = task.flops * task.shares.get(record.space, 1.0)
             self._allocation.saw(task.subject.key, record.objectives.latency_s, flops, task.moved_bytes)
 
-    def _settle_front(self, state: _State) -> None:
-        """Measures the front's members again, interleaved and precisely: what was measured minutes apart is not comparable.
+    def _settle_fronts(self) -> None:
+        """Measures the fronts' members again, interleaved and precisely: what was measured minutes apart is not comparable.
+
+        The tasks that take most of the model's time come first, since this is paid on top of the budget, and ends in time.
+        """
+        until = self._config.seconds * (1.0 + SETTLING_SHARE)
+        heaviest = sorted(self._states, key=lambda state: -self._seconds(state))
+        for state in heaviest:
+            while self._clock.spent_s < until and self._settle_front(state):
+                pass
+
+    def _settle_front(self, state: _State) -> bool:
+        """Compares the members of one front; whether there was anything to compare.
 
         A member with a second record was settled before. Members that leave the front may make room for others, so that it takes
         several passes at times; it ends because every pass settles a member for good. Resuming measures nothing more.
         """
-        while True:
-            front = front_of(state.records)[:COMPARED_AT_MOST]
-            times_seen = Counter(record.trace for record in state.records if record.status is Status.OK)
-            if len(front) < 2 or all(times_seen[member.trace] > 1 for member in front):
-                return
-            candidates = [Candidate(record.trace, record.space) for record in front]
-            self._append(state, candidates, self._measurer.compare(state.task.subject, candidates))
-            self._show(state)
+        front = front_of(state.records)[:COMPARED_AT_MOST]
+        times_seen = Counter(record.trace for record in state.records if record.status is Status.OK)
+        if len(front) < 2 or all(times_seen[member.trace] > 1 for member in front):
+            return False
+        start = time.monotonic()
+        candidates = [Candidate(record.trace, record.space) for record in front]
+        self._append(state, candidates, self._measurer.compare(state.task.subject, candidates))
+        self._clock.add(time.monotonic() - start)
+        self._show(state)
+        return True
+
+    def _seconds(self, state: _State) -> float:
+        """What the task takes of a run of the model, as far as is known."""
+        return state.task.calls * (self._allocation.best(state.task.subject.key) or 0.0)
 
     def _show(self, state: _State) -> None:
-        model_s = sum(each.task.calls * (self._allocation.best(each.task.subject.key) or 0.0) for each in self._states)
+        model_s = sum(map(self._seconds, self._states))
         failed = sum(record.status is not Status.OK for each in self._states for record in each.records)
         left = self._config.seconds - self._clock.spent_s
         front = front_of(state.records)

@@ -375,3 +375,12 @@ def test_the_seed_and_the_outcomes_decide_everything() -> None:
             a_tuner([a_task("a"), a_task("b")], store, FakeMeasurer(behave), trials=15).run()
             runs.append(records_of(store))
     assert runs[0] == runs[1]
+
+
+def test_settling_is_paid_on_top_of_the_budget_by_a_share_of_it_and_the_heaviest_task_comes_first(store: MemoryStore) -> None:
+    """Every step takes 10 s: ten batches, then three comparisons until 125 s."""
+    tasks = [a_task(name, size=POOL, calls=calls) for name, calls in (("a", 1), ("b", 3), ("c", 2))]
+    measurer = FakeMeasurer(trade_off)
+    a_tuner(tasks, store, measurer, clock=SteadyClock(step_s=10), budget_s=100).run()
+    assert [name for name, _ in measurer.compared][:1] == ["b"]
+    assert len(measurer.compared) == 3
