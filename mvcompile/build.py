@@ -16,7 +16,7 @@ import tvm
 from tvm import tirx
 from tvm.support import cc
 
-from mvcompile import traces
+from mvcompile import prefetch, traces
 from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Parameter, Plan, Step, Tensor
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.plan import Lifetime, assign_offsets
@@ -67,7 +67,7 @@ def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> 
 
 def _function(kernel: Kernel) -> Any:
     """The scheduled program, with the parameters that all kernels of its task have."""
-    scheduled = traces.replay(kernel.module, kernel.trace).mod["main"]
+    scheduled = prefetch.insert(traces.replay(kernel.module, kernel.trace).mod)["main"]
     parameters = list(scheduled.params)
     for place, unread in kernel.unread:
         parameters.insert(place, tirx.decl_buffer(unread.shape, unread.dtype, name=f"unread_{place}"))

@@ -10,6 +10,7 @@ Dataflows
 
 Orders
 - `weights`: a weight panel stays in cache while all rows pass it (columns outermost): the weights are read once.
+  With few rows the next panel can be fetched meanwhile (`mvcompile.prefetch`).
 - `rows`: a tile's input stays in L1 while all panels pass it (rows outermost): the input is read once, the panels once a tile.
 - blocked: like `weights`, for panels larger than L1: one block of the reduction after the other, the partial sums of all rows
   waiting in memory. In the other orders the whole reduction runs inside the tile, whose accumulators stay in registers.
@@ -34,10 +35,13 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
+from mvcompile.prefetch import NEXT_PANEL
 from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
 from mvcompile.types import HostTarget
 
 TAGS = ("packed_conv2d", "packed_matmul")
+FETCHED_ROWS = 128
+"""With more rows a panel is used for so long that fetching the next one in time gains less than the instructions for it cost."""
 CROP = "packed_columns"
 """The block that leaves out what panels compute beyond the columns, if they do not fill them."""
 
@@ -95,6 +99,8 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
         one_axis = _one_strip_axis if shape.partial else _one_axis
         if shape.pointwise or shape.rows == 1:
             yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
+            if _worth_fetching(shape, order, target):
+                yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
             continue
         for tile_y in _window_heights(shape, budget):
             widths = row_tiles(shape.width, budget // tile_y, tile_y * vectors)
@@ -104,6 +110,8 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
                 yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.one_axis:
             yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
+            if _worth_fetching(shape, order, target):
+                yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
     if shape.rows > 1 and shape.one_axis:
         yield from _blocked_programs(sch, tag, shape, target)
 
@@ -170,6 +178,13 @@ def _reduction_blocks(shape: Shape, l1_bytes: int) -> list[int]:
     return [size for size in (64, 128, 256, 512) if size <= most and shape.channels % size == 0 and size < shape.reduction][-2:]
 
 
+def _worth_fetching(shape: Shape, order: str, target: HostTarget) -> bool:
+    """Whether the next panel may be fetched while the present one is used: weights that come from beyond the core's caches,
+    and so few rows that they do not hide how long a panel takes to come. Whether it pays is measured."""
+    few = 1 < shape.rows <= FETCHED_ROWS
+    return order == "weights" and few and not shape.partial and 4 * shape.columns * shape.reduction >= target.l2_bytes
+
+
 def _window_heights(shape: Shape, budget: int) -> list[int]:
     return [tile for tile in (1, 2) if tile <= shape.height and tile <= budget and shape.height % tile == 0]
 
@@ -220,7 +235,9 @@ def _gather(sch: Schedule, main: Any, before: list[Any], pointwise: bool) -> Any
     return gathered
 
 
-def _one_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+def _one_axis(
+    sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int], *, fetch: bool = False
+) -> Schedule:
     before, main, last = _consumer(sch, tag)
     gathered = _gather(sch, main, before, shape.pointwise)
     _flatten_rows(sch, main, last)
@@ -230,6 +247,8 @@ def _one_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, l
     grid = [outer_c, outer_r] if order == "weights" else [outer_r, outer_c]
     sch.reorder(*grid, inner_r, inner_c)
     _micro_kernel(sch, main, last, grid, lanes)
+    if fetch:
+        sch.annotate(outer_r, NEXT_PANEL, 1)
     if gathered is not None:
         _copy(sch, gathered, lanes)
     return sch

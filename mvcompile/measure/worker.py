@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import tvm
 
-from mvcompile import traces
+from mvcompile import prefetch, traces
 from mvcompile.algorithms import Programs, transform
 from mvcompile.measure.protocol import Raised, Subject
 from mvcompile.measure.references import read_reference, write_reference
@@ -134,7 +134,7 @@ class Worker:
         except Exception as error:  # TVM raises several types here; each means that the trace does not fit
             return Status.INVALID, _last_line(error)
         try:
-            kernel = tvm.compile(schedule.mod, target=self._target).mod["main"]
+            kernel = tvm.compile(prefetch.insert(schedule.mod), target=self._target).mod["main"]
         except Exception as error:
             return Status.BUILD_ERROR, _last_line(error)
         moved = estimate(schedule.mod["main"], self._host)
