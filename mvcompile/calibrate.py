@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from mvcompile.counter_models import KINDS, Kind, fit_counters, subject_of
 from mvcompile.errors import EnvironmentProblem, UsageError
-from mvcompile.measure.generator import Achieved, Generator
-from mvcompile.measure.hierarchy import MEMORY, Seen, levels_seen, reported_levels, working_sets
-from mvcompile.measure.host_profile import (
+from mvcompile.host_profile import (
     HOST_PROFILE_VERSION,
+    CounterModel,
     CounterSupport,
     CurvePoint,
     Effect,
@@ -23,11 +23,13 @@ from mvcompile.measure.host_profile import (
     LevelFound,
     Noise,
 )
+from mvcompile.measure.generator import Achieved, Generator
+from mvcompile.measure.hierarchy import MEMORY, Seen, levels_seen, reported_levels, working_sets
 from mvcompile.measure.host_verdict import notes_of, verdict_of
 from mvcompile.measure.load import Counters, Load, LoadProcess, Work
 from mvcompile.measure.probe import CHAIN_SHARE, Probe, Rate, Sample, compare, follow, rate, summary
 from mvcompile.runtime.counters import EVENTS, PerfCounters
-from mvcompile.runtime.cpus import cache_sharers, siblings
+from mvcompile.runtime.cpus import cache_sharers, neighbour_of
 from mvcompile.runtime.resctrl import RESCTRL_FEATURES, Resctrl
 from mvcompile.types import UNLIMITED_BYTES_PER_S, Dials, HostTarget
 
@@ -42,6 +44,8 @@ ROUNDS = 5
 LONGEST_SAMPLE_S = 1.0
 FIXED_S = 8.0
 """What everything but the effects takes, roughly; the rest of the budget is divided among those."""
+MODEL_SHARE = 0.5
+"""Of the budget, on top of it, what goes to the model of counters."""
 
 Stage = Callable[[str], None]
 Start = Callable[[int, int], Load]
@@ -49,11 +53,12 @@ Start = Callable[[int, int], Load]
 
 @dataclass(frozen=True, slots=True)
 class Clockwork:
-    """How processes are started and time passes; tests have a machine of their own."""
+    """How processes are started, time passes and counters are opened; tests have a machine of their own."""
 
     start: Start = LoadProcess
     sleep: Callable[[float], None] = time.sleep
     stolen: Callable[[int], tuple[float, float]] | None = None
+    kinds: tuple[Kind, ...] = KINDS
 
 
 _REAL = Clockwork()
@@ -64,16 +69,22 @@ def calibrate(
     budget_s: float = DEFAULT_BUDGET_S,
     *,
     cores: Sequence[int] | None = None,
+    bundle: str | os.PathLike[str] | None = None,
     stage: Stage = lambda name: None,
     clockwork: Clockwork = _REAL,
 ) -> HostProfile:
     """Measures the host that `target` describes in about `budget_s` seconds, on `cores` (default: those this process may use).
 
     The probe runs on the first core; the neighbour on the last one that shares its last-level cache and none of its execution
-    units. With one core everything but the effects is measured. Raises UsageError for a budget that is too short.
+    units. With one core everything but the effects is measured. With a `bundle`, half as long again goes to the model from
+    counters to the levels of its profile, where counters can be read.
+
+    Raises UsageError for a budget that is too short and for a bundle without a profile of this kind of CPU, and what
+    `runtime.load` raises for the bundle.
     """
     if not budget_s >= MIN_BUDGET_S:
         raise UsageError(f"a budget of {budget_s:g} s is too short to measure a host; give at least {MIN_BUDGET_S:.0f}s")
+    subject = None if bundle is None else subject_of(bundle, target.cpu_model)
     allowed = sorted(os.sched_getaffinity(0) if cores is None else cores)
     measured = allowed[0]
     neighbour = neighbour_of(measured, allowed)
@@ -109,12 +120,20 @@ def calibrate(
         _share(before, read_stolen(measured)),
     )
     verdict = verdict_of(noise, effects, neighbour is not None)
+    models: tuple[CounterModel, ...] = ()
+    notes = notes_of(verdict, noise, levels, neighbour is not None and neighbour not in cache_sharers(measured))
+    if subject is not None:
+        stage("counters")
+        models, more = fit_counters(
+            subject, measured, neighbour, target.llc_bytes, MODEL_SHARE * budget_s, kinds=clockwork.kinds, start=clockwork.start
+        )
+        notes += more
     return HostProfile(
         version=HOST_PROFILE_VERSION,
         target_key=target.key,
         cpu_model=target.cpu_model,
         verdict=verdict,
-        notes=notes_of(verdict, noise, levels, neighbour is not None and neighbour not in cache_sharers(measured)),
+        notes=notes,
         measured_core=measured,
         neighbour_core=neighbour,
         probe_chain_bytes=chain,
@@ -123,16 +142,8 @@ def calibrate(
         effects=effects,
         noise=noise,
         counters=counter_support(measured),
+        counter_models=models,
     )
-
-
-def neighbour_of(measured: int, allowed: Sequence[int], root: Path = Path("/")) -> int | None:
-    """The last of the cores `allowed` that is another physical core and shares the last-level cache of `measured`; without such,
-    the last other physical core, or the last other core; None if there is no other."""
-    others = [core for core in allowed if core != measured]
-    physical = [core for core in others if core not in siblings(measured, root)]
-    sharing = [core for core in physical if core in cache_sharers(measured, root)]
-    return next((group[-1] for group in (sharing, physical, others) if group), None)
 
 
 def dial_settings(llc_bytes: int, memory: LevelFound) -> tuple[tuple[str, Dials], ...]:

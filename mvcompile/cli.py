@@ -129,14 +129,21 @@ def _add_profile_options(parser: argparse.ArgumentParser, budget: str) -> None:
     parser.add_argument(
         "--cores", action="append", default=[], type=int, metavar="N", help="profile on N cores (default: 1); repeatable"
     )
+    parser.add_argument(
+        "--host",
+        metavar="HOST.json",
+        help="what `mvcompile calibrate` found: default levels for the cache as seen, and the same neighbour",
+    )
 
 
 def _profile_config(options: argparse.Namespace) -> Any:
     from mvcompile.config import DEFAULT_PROFILE_S, ProfileConfig, parse_duration
     from mvcompile.measure.levels import parse_level
+    from mvcompile.profile.place import read_host
 
+    host = None if options.host is None else read_host(options.host)
     budget = DEFAULT_PROFILE_S if options.profile_budget is None else parse_duration(options.profile_budget)
-    return ProfileConfig(budget, tuple(map(parse_level, options.level)), tuple(options.cores) or (1,))
+    return ProfileConfig(budget, tuple(map(parse_level, options.level)), tuple(options.cores) or (1,), host=host)
 
 
 def _compile(options: argparse.Namespace) -> None:
@@ -212,6 +219,11 @@ def _add_calibrate(commands: Any) -> None:
         "-o", "--output", default="host-profile.json", metavar="FILE.json", help="where to write it (default: host-profile.json)"
     )
     parser.add_argument("--budget", default="60s", metavar="TIME", help="time to take, such as 30s or 2m (default: 60s)")
+    parser.add_argument(
+        "--bundle",
+        metavar="FILE.mvb",
+        help="fit the model from hardware counters to the levels of this bundle's profile too, in half as long again",
+    )
     parser.add_argument("--json", action="store_true", help="for programs: the profile as JSON on standard output too")
 
 
@@ -223,10 +235,10 @@ def _calibrate(options: argparse.Namespace) -> None:
     except ImportError as error:
         raise EnvironmentProblem(f"calibrating needs {error.name}: pip install 'mvcompile[compile]'") from error
     from mvcompile.config import parse_duration
-    from mvcompile.measure.host_profile import to_json, write_host_profile
+    from mvcompile.host_profile import to_json, write_host_profile
     from mvcompile.measure.host_report import describe
 
-    found = calibrate(detect_target(), parse_duration(options.budget), stage=screen.Lines().stage)
+    found = calibrate(detect_target(), parse_duration(options.budget), bundle=options.bundle, stage=screen.Lines().stage)
     write_host_profile(options.output, found)
     print(to_json(found) if options.json else describe(found) + f"written to {options.output}\n", end="")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mvcompile.errors import UsageError
-from mvcompile.types import Level
+from mvcompile.types import HostView, Level
 
 MAX_VARIANTS = 32
 DEFAULT_BUDGET_S = 600.0
@@ -69,6 +69,8 @@ class ProfileConfig:
     default set); `cores`: on how many cores the model runs, one measurement for each; `seed` decides the order of runs.
     `candidates`: how many candidates of a task are compared at most, of which the kept variants are chosen. `pressure_s`: seconds
     on top of the budget for what variants take from others, but not more than a third of the budget (0: it stays an estimate).
+    `host`: what `mvcompile calibrate` found (`profile.place.read_host`): the default levels then are for the last-level cache as
+    it was seen there, and cores and the probe's chain are the same (None: the cache as the system reports it).
     """
 
     budget_s: float = DEFAULT_PROFILE_S
@@ -77,6 +79,7 @@ class ProfileConfig:
     seed: int = 0
     candidates: int = 8
     pressure_s: float = 20.0
+    host: HostView | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.budget_s < float("inf"):

@@ -40,6 +40,10 @@ class IncompatibleBundleError(BundleError):
     """The bundle is sound, but this host or this version of the runtime cannot run it."""
 
 
+class ProfileWarning(UserWarning):
+    """A warning: a profile is used on another kind of CPU than it was measured on."""
+
+
 class EnvironmentProblem(MvcompileError):
     """Something the program needs from its host is missing: a linker, a library, cores, disk space."""
 

@@ -117,6 +117,18 @@ class Dials:
 
 
 @dataclass(frozen=True, slots=True)
+class HostView:
+    """What a host profile (`mvcompile calibrate`) knows that profiling uses: the host's CPU, the core that is measured and the
+    neighbour's (None: there is none), bytes of the last-level cache as loads see it, and of a probe's chain through it."""
+
+    cpu_model: str
+    measured_core: int
+    neighbour_core: int | None
+    llc_bytes: int
+    chain_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Level:
     """An interference level: a name, and what a neighbour on one other core is set to, at this level."""
 

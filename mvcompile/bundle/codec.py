@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, NewType, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from mvcompile.bundle.schema import Manifest
 from mvcompile.errors import BundleError
@@ -25,6 +25,9 @@ INTEGER_LIMIT = 2**63
 _ROOT = "manifest"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
+
+Signed = NewType("Signed", float)
+"""A number that may be negative; a field of type float may not."""
 
 Decoder = Callable[[Any], Any]
 Decoded = TypeVar("Decoded")
@@ -140,7 +143,7 @@ def _problem(found: object, expected: str) -> str:
 
 @cache
 def _decoder(hint: Any) -> Decoder:
-    """Decodes a value of type `hint`: str, int, float, bool, X | None, tuple[X, ...], dict[str, X], a dataclass."""
+    """Decodes a value of type `hint`: str, int, float, Signed, bool, X | None, tuple[X, ...], dict[str, X], a dataclass."""
     primitive = _PRIMITIVES.get(hint)
     if primitive is not None:
         return primitive
@@ -181,13 +184,21 @@ def _number(value: Any) -> float:
     return value
 
 
+def _signed(value: Any) -> float:
+    if type(value) is int and -INTEGER_LIMIT < value < INTEGER_LIMIT:
+        return float(value)
+    if type(value) is not float or not math.isfinite(value):
+        raise _Mismatch(_problem(value, "a finite number"))
+    return value
+
+
 def _boolean(value: Any) -> bool:
     if type(value) is not bool:
         raise _Mismatch(_problem(value, "true or false"))
     return value
 
 
-_PRIMITIVES: dict[Any, Decoder] = {str: _string, int: _integer, float: _number, bool: _boolean}
+_PRIMITIVES: dict[Any, Decoder] = {str: _string, int: _integer, float: _number, Signed: _signed, bool: _boolean}
 
 
 def _optional(decode: Decoder) -> Decoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mvcompile.measure.host_profile import CurvePoint
+from mvcompile.host_profile import CurvePoint
 
 MEMORY = "memory"
 MISSES = 0.25

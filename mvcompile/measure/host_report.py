@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mvcompile.measure.host_profile import CounterSupport, Effect, HostProfile, LevelFound
+from mvcompile.host_profile import CounterModel, CounterSupport, Effect, HostProfile, LevelFound
 from mvcompile.types import UNLIMITED_BYTES_PER_S
 
 
@@ -22,6 +22,7 @@ def describe(profile: HostProfile) -> str:
         heads = ("neighbour", "resident", "read", "write", "walk", "probe in the cache", "probe in memory")
         parts.append(_table(heads, [_effect(each) for each in profile.effects]))
     parts += _counters(profile.counters)
+    parts += [_model(each) for each in profile.counter_models]
     parts.append(f"interference: {profile.verdict}")
     parts += [f"note: {note}" for note in profile.notes]
     return "\n".join(parts) + "\n"
@@ -63,6 +64,15 @@ def _counters(counters: CounterSupport) -> list[str]:
     ):
         lines.append(f"{kind}: {', '.join(names) or 'none'}" + (f" ({reason})" if reason else ""))
     return lines
+
+
+def _model(model: CounterModel) -> str:
+    levels = ", ".join(f"{name} {share:.0%}" for name, share in zip(model.levels, model.right, strict=True))
+    right = sum(model.right) / len(model.right)
+    return (
+        f"model of {model.kind} counters for {model.bundle} on {model.cores} core: right in {right:.0%} of "
+        f"{model.windows} windows that it had not seen ({levels})"
+    )
 
 
 def _size(size: int) -> str:

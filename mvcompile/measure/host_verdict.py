@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mvcompile.measure.host_profile import MEASURABLE, NO_EFFECT, NOISY, TOO_FEW_CORES, Effect, LevelFound, Noise
+from mvcompile.host_profile import MEASURABLE, NO_EFFECT, NOISY, TOO_FEW_CORES, Effect, LevelFound, Noise
 
 STEADY = 0.05
 """Arithmetic in registers spreads by less on a machine whose cores are its own."""

@@ -134,9 +134,10 @@ def _done(counters: Counters) -> int:
     return counters.chased_loads + counters.written_bytes  # a pattern does one of them
 
 
-def patterns(llc_bytes: int) -> tuple[Work, Work]:
-    """A chain through a part of the last-level cache, and a stream of writes to memory."""
-    return Work(chase_bytes=llc_bytes // CHAIN_SHARE), Work(write_rate=-1.0)
+def patterns(llc_bytes: int, chain_bytes: int | None = None) -> tuple[Work, Work]:
+    """A chain through a part of the last-level cache (`chain_bytes`, by default a `CHAIN_SHARE`th), and a stream of writes to
+    memory."""
+    return Work(chase_bytes=min(chain_bytes or llc_bytes // CHAIN_SHARE, llc_bytes)), Work(write_rate=-1.0)
 
 
 def feel(chopper: Chopper, ones: Sequence[One], budget_s: float, seed: int) -> dict[One, Felt]:
@@ -169,10 +170,15 @@ def worth_knowing(tasks: Sequence[Task], kept: Sequence[Sequence[int]]) -> list[
 
 
 def measure(
-    path: str | os.PathLike[str], ones: Sequence[One], cores: tuple[int, int], budget_s: float, seed: int
+    path: str | os.PathLike[str],
+    ones: Sequence[One],
+    cores: tuple[int, int],
+    budget_s: float,
+    seed: int,
+    chain_bytes: int | None = None,
 ) -> dict[One, Felt]:
-    """What a probe on the second of `cores` feels of the variants `ones` of the bundle at `path` on the first one (see `feel`);
-    nothing if the budget is too small.
+    """What a probe on the second of `cores` feels of the variants `ones` of the bundle at `path` on the first one (see `feel` and
+    `patterns`); nothing if the budget is too small.
 
     Raises what `LoadProcess` and `Loops` do.
     """
@@ -183,7 +189,7 @@ def measure(
         load = LoadProcess(cores[1], llc_bytes)
         try:
             with Loops(bundle, cores[0]) as loops:
-                return feel(Chopper(loops, load, patterns(llc_bytes)), ones, budget_s, seed)
+                return feel(Chopper(loops, load, patterns(llc_bytes, chain_bytes)), ones, budget_s, seed)
         finally:
             load.stop()
 

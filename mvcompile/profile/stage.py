@@ -17,8 +17,10 @@ from mvcompile.errors import EnvironmentProblem
 from mvcompile.measure.generator import Generator
 from mvcompile.measure.levels import checked_levels, default_levels
 from mvcompile.profile.network import Bench, Floats, Samples, sample
+from mvcompile.profile.place import Place, place_of, unfit
 from mvcompile.profile.pressure import Rows, measure, rows_of, worth_knowing
 from mvcompile.profile.selections import by_table, refine
+from mvcompile.target import detect_target
 from mvcompile.types import Level
 
 NOISE = 0.02
@@ -45,8 +47,9 @@ class Profiled:
 
 
 def levels_of(config: ProfileConfig, llc_bytes: int) -> tuple[Level, ...]:
-    """The levels to measure: the configured ones, or the default set for a last-level cache of this size."""
-    return checked_levels(config.levels or default_levels(llc_bytes))
+    """The levels to measure: the configured ones, or the default set for the last-level cache as the host profile has it, or of
+    this size."""
+    return checked_levels(config.levels or default_levels(llc_bytes if config.host is None else config.host.llc_bytes))
 
 
 def why_not(allowed: Sequence[int], config: ProfileConfig) -> str | None:
@@ -58,7 +61,7 @@ def why_not(allowed: Sequence[int], config: ProfileConfig) -> str | None:
         )
     if max(config.cores) > len(allowed):
         return f"a profile on {max(config.cores)} cores is asked for, this process may use {len(allowed)}; ask for fewer"
-    return None
+    return None if config.host is None else unfit(config.host, allowed)
 
 
 def profile(
@@ -66,8 +69,9 @@ def profile(
 ) -> Profiled:
     """Measures the bundle at `path` on this host and says which `variants` (at most, None: all) of each task to keep.
 
-    The session runs on the first cores that this process may use, the neighbour on the last one. Raises EnvironmentProblem if
-    there are too few, and what `runtime.load` raises.
+    The session runs on the first cores that this process may use, the neighbour on another that shares their last-level cache
+    (see `place_of`). Raises EnvironmentProblem if there are too few or if they are not those of the host profile, and what
+    `runtime.load` raises.
     """
     allowed = sorted(os.sched_getaffinity(0))
     problem = why_not(allowed, config)
@@ -77,15 +81,16 @@ def profile(
     share = config.budget_s / len(config.cores)
     with open_bundle(path) as bundle:
         manifest = bundle.manifest
-    levels = levels_of(config, manifest.target.llc_bytes)
+    place = place_of(config.host, allowed, detect_target())  # not the bundle's target: it may have been compiled elsewhere
+    levels = levels_of(config, place.llc_bytes)
     tasks = [step.task for step in manifest.plan.steps]
-    with Generator(allowed[-1], manifest.target.llc_bytes) as neighbour:
+    with Generator(place.neighbour, place.llc_bytes) as neighbour:
 
         def bench(session: runtime.Session) -> Bench:
             return Bench(session, _inputs(session), neighbour, levels)
 
         for cores in config.cores:
-            with runtime.load(path, cores=allowed[:cores], share_cores=True, verify=False) as session:
+            with runtime.load(path, cores=place.cores[:cores], share_cores=True, verify=False) as session:
                 samples.append(sample(bench(session), SAMPLING_SHARE * share, config.seed, report))
         tables = [each.tables() for each in samples]
         kept = keep(manifest, [latency for latency, _ in tables], variants)
@@ -93,7 +98,7 @@ def profile(
         for cores, found, (latency, spread) in zip(config.cores, samples, tables, strict=True):
             may = [kept[task] for task in tasks]
             vectors = by_table(latency, spread, may, found.timings)
-            with runtime.load(path, cores=allowed[:cores], share_cores=True, verify=False) as session:
+            with runtime.load(path, cores=place.cores[:cores], share_cores=True, verify=False) as session:
                 selections = refine(bench(session), latency, tasks, may, vectors, (1 - SAMPLING_SHARE) * share)
             noise = max(NOISE, DISTINCT * found.run_spread())
             grouped = regret.groups([sum(row[0] for row in rows) for rows in latency], noise)
@@ -101,21 +106,18 @@ def profile(
             compared = tuple(len(task.variants) for task in manifest.tasks)
             profiles.append(CoreProfile(cores, latency, spread, selections, grouped, found.drift(), ones, compared))
     source = f"measured: {samples[0].rounds} rounds in the running network, neighbour on a core of its own"
-    pressure = _pressure(path, manifest, kept, (allowed[0], allowed[-1]), config)
+    pressure = _pressure(path, manifest, kept, place, config)
     return Profiled(
-        Interference(
-            INTERFERENCE_VERSION, source, manifest.target.cpu_model, levels, samples[0].taken(), tuple(profiles), pressure
-        ),
+        Interference(INTERFERENCE_VERSION, source, place.cpu_model, levels, samples[0].taken(), tuple(profiles), pressure),
         kept,
     )
 
 
-def _pressure(
-    path: str | os.PathLike[str], manifest: Manifest, kept: Kept, cores: tuple[int, int], config: ProfileConfig
-) -> Rows:
+def _pressure(path: str | os.PathLike[str], manifest: Manifest, kept: Kept, place: Place, config: ProfileConfig) -> Rows:
     """What the kept variants of tasks with a choice take from others, on one core."""
     budget_s = min(config.pressure_s, PRESSURE_SHARE * config.budget_s)
-    return rows_of(measure(path, worth_knowing(manifest.tasks, kept), cores, budget_s, config.seed), manifest)
+    ones = worth_knowing(manifest.tasks, kept)
+    return rows_of(measure(path, ones, place.pair, budget_s, config.seed, place.chain_bytes), manifest)
 
 
 def keep_of(found: Interference, manifest: Manifest, variants: int | None) -> Kept:

@@ -1,8 +1,9 @@
 """Load bundles and run them: numpy, apache-tvm-ffi and the standard library only, nothing of TVM's compiler."""
 
+from mvcompile.errors import ProfileWarning
 from mvcompile.runtime.counters import PERF_FEATURES
 from mvcompile.runtime.events import LayerChange, Stats, Switch
-from mvcompile.runtime.linear import LinearModel, Sample, fit_linear, points_of
+from mvcompile.runtime.linear import Fitted, LinearModel, Sample, fit_linear, points_of
 from mvcompile.runtime.monitors import Auto, Manual, Perf, ResctrlMonitor
 from mvcompile.runtime.policy import Costs, Decision, Policy, Situation, adaptive, fixed, kind
 from mvcompile.runtime.resctrl import RESCTRL_FEATURES
@@ -16,12 +17,14 @@ __all__ = [
     "Auto",
     "Costs",
     "Decision",
+    "Fitted",
     "LayerChange",
     "LinearModel",
     "Manual",
     "OutputCheck",
     "Perf",
     "Policy",
+    "ProfileWarning",
     "ResctrlMonitor",
     "Residual",
     "Sample",

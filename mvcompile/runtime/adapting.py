@@ -10,8 +10,9 @@ from mvcompile.bundle.interference import INTERFERENCE, Interference, interferen
 from mvcompile.bundle.reader import Bundle
 from mvcompile.errors import BundleError, IncompatibleBundleError, UsageError
 from mvcompile.runtime.adaptation import Adaptation
+from mvcompile.runtime.calibrated import require_fit
 from mvcompile.runtime.events import Switch
-from mvcompile.runtime.monitors import Manual, MonitorSpec, monitor_spec, start
+from mvcompile.runtime.monitors import Manual, MonitorSpec, model_of, monitor_spec, start
 from mvcompile.runtime.policy import PROFILE, Costs, Fixed, Policy, Variants, costs_of, policy_named
 from mvcompile.runtime.program import Program
 from mvcompile.runtime.residual import Residual
@@ -27,7 +28,11 @@ class Adapting:
     needs_profile: bool
 
     def costs(self, bundle: Bundle, interference: Interference | None, cores: int) -> Costs:
-        """What the policy chooses from. Raises UsageError if it needs a profile for `cores` cores that the bundle has not."""
+        """What the policy chooses from. Raises UsageError if it needs a profile for `cores` cores that the bundle has not, or if
+        the monitor's model of counters is of other kernels or another number of cores."""
+        model = model_of(self.monitor)
+        if model is not None:
+            require_fit(model, bundle, cores)
         if not self.needs_profile:
             there = interference is not None and any(profile.cores == cores for profile in interference.profiles)
             return costs_of(bundle.manifest, interference if there else None, cores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 _MASK_WORD_BYTES = ctypes.sizeof(ctypes.c_ulong)
@@ -53,6 +53,15 @@ def cache_sharers(core: int, root: Path = Path("/")) -> frozenset[int]:
         except (OSError, ValueError):
             continue
     return (found[max(found)] if found else frozenset(range(os.cpu_count() or 1))) | {core}
+
+
+def neighbour_of(measured: int, allowed: Sequence[int], root: Path = Path("/")) -> int | None:
+    """The last of the cores `allowed` that is another physical core and shares the last-level cache of `measured`; without such,
+    the last other physical core, or the last other core; None if there is no other."""
+    others = [core for core in allowed if core != measured]
+    physical = [core for core in others if core not in siblings(measured, root)]
+    sharing = [core for core in physical if core in cache_sharers(measured, root)]
+    return next((group[-1] for group in (sharing, physical, others) if group), None)
 
 
 def _cpu_list(text: str) -> Iterator[int]:

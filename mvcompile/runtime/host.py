@@ -6,6 +6,7 @@ import platform
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import tvm_ffi
 
@@ -34,6 +35,17 @@ def this_host() -> Host:
     """The host this process runs on."""
     bits = 64 if sys.maxsize > 2**32 else 32
     return Host(platform.system(), platform.machine(), bits, cpuinfo_features(), tvm_ffi.__version__)
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """This host's name for its CPU, as `mvcompile.target` has it in bundles and profiles."""
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    pairs = (line.partition(":") for line in lines)
+    named = next((value.strip() for name, _, value in pairs if name.strip() == "model name"), "")
+    return named or platform.processor() or platform.machine()
 
 
 def check_host(manifest: Manifest, host: Host) -> None:

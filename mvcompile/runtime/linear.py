@@ -18,9 +18,19 @@ Vector = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a model was fitted to: the network `bundle`, whose kernels have this digest (as in its manifest), on so many cores."""
+
+    bundle: str
+    kernels_sha256: str
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinearModel:
     """`features` names what it reads; `points` says where each level lies (level, coordinate), and the coordinates that features
-    x stand for are `intercept` + `coefficients` (coordinate, feature) @ ((x - `mean`) / `scale`)."""
+    x stand for are `intercept` + `coefficients` (coordinate, feature) @ ((x - `mean`) / `scale`). `fitted` is None if nobody has
+    said; otherwise it serves sessions of that kind only."""
 
     features: tuple[str, ...]
     levels: tuple[str, ...]
@@ -29,6 +39,7 @@ class LinearModel:
     scale: Vector
     coefficients: tuple[Vector, ...]
     intercept: Vector
+    fitted: Fitted | None = None
 
     def level(self, features: Sequence[float]) -> int:
         """Index of the level that is nearest to where `features` are."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from mvcompile.bundle.interference import NONE, Interference
-from mvcompile.errors import EnvironmentProblem, UsageError
+from mvcompile.errors import EnvironmentProblem, ProfileWarning, UsageError
+from mvcompile.host_profile import PERF, RESCTRL
 from mvcompile.runtime import counters, resctrl
+from mvcompile.runtime.calibrated import any_model, model_for
 from mvcompile.runtime.counters import PERF_FEATURES, PerfCounters
+from mvcompile.runtime.host import cpu_model
 from mvcompile.runtime.linear import LinearModel
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.policy import PROFILE, Variants, profile_of
@@ -25,12 +30,25 @@ class Perf:
 
     model: LinearModel
 
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Perf:
+        """With the model that `mvcompile calibrate --bundle` left in the host profile at `path`.
+
+        Raises UsageError for a file that cannot be read or has no such model, and for one of another kind of CPU.
+        """
+        return cls(model_for(path, PERF))
+
 
 @dataclass(frozen=True, slots=True)
 class ResctrlMonitor:
     """Occupancy and bandwidth as resctrl shows them, through `model`, which reads `RESCTRL_FEATURES`."""
 
     model: LinearModel
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> ResctrlMonitor:
+        """With the model of a host profile: see `Perf.read`."""
+        return cls(model_for(path, RESCTRL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,14 @@ class Auto:
     """The counters that `model` reads where they can be read, else the residual monitor."""
 
     model: LinearModel | None = None
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Auto:
+        """With the model of a host profile, that of perf_event if it has both, or without one if it has none.
+
+        Raises UsageError for a file that cannot be read, and for one of another kind of CPU.
+        """
+        return cls(any_model(path))
 
 
 MonitorSpec: TypeAlias = Residual | Perf | ResctrlMonitor | Manual | Auto
@@ -88,8 +114,9 @@ def monitor_spec(monitor: str | MonitorSpec) -> MonitorSpec:
         return _NAMES[monitor]
     if isinstance(monitor, str) and monitor in _WITH_MODEL:
         raise UsageError(
-            f"monitor {monitor!r} needs the model of this machine's counters: pass {_WITH_MODEL[monitor]}(model) "
-            "with a LinearModel that fit_linear made, or use 'residual', which needs none"
+            f"monitor {monitor!r} needs the model of this machine's counters: pass "
+            f"{_WITH_MODEL[monitor]}.read(path) of a host profile that `mvcompile calibrate --bundle MODEL.mvb` wrote, or use "
+            "'residual', which needs none"
         )
     raise UsageError(
         f"monitor is {monitor!r}, expected {', '.join(map(repr, [*_NAMES, *_WITH_MODEL]))} or a monitor of mvcompile.runtime"
@@ -118,6 +145,11 @@ def start(spec: MonitorSpec, interference: Interference | None, levels: Sequence
             f"the model reads {', '.join(spec.model.features)}, this monitor shows {', '.join(expected)}: fit another"
         )
     return _counting(spec.model, levels, cores)
+
+
+def model_of(spec: MonitorSpec) -> LinearModel | None:
+    """The model of counters that the monitor was given."""
+    return spec.model if isinstance(spec, (Perf, ResctrlMonitor, Auto)) else None
 
 
 def level_named(name: str, levels: Sequence[str]) -> int:
@@ -237,6 +269,14 @@ def _residual(options: Residual, interference: Interference | None, cores: int) 
     if interference is None or not interference.source.startswith("measured: "):
         what = "has no profile" if interference is None else "has estimated times only"
         raise UsageError(f"the bundle {what}, so there is nothing to compare step times with: {PROFILE}, or use monitor='manual'")
+    here = cpu_model()
+    if interference.cpu_model != here:
+        warnings.warn(
+            f"the bundle was profiled on {interference.cpu_model}, this host has {here}: step times differ for that reason, "
+            "too, and the residual monitor may take that for a neighbour; profile the bundle here (`mvcompile profile`)",
+            ProfileWarning,
+            stacklevel=2,
+        )
     return ResidualMonitor(options, interference, cores)
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from mvcompile.bundle.interference import INTERFERENCE_VERSION, CoreProfile, Interference, Selection, Table
 from mvcompile.bundle.schema import Manifest
+from mvcompile.runtime.host import cpu_model
 from mvcompile.types import UNLIMITED_BYTES_PER_S, Dials, Level
 
 Array = npt.NDArray[np.float64]
@@ -65,9 +66,11 @@ def interference_of(
     cores: Sequence[int] = (1,),
     pressure: Sequence[Sequence[float]] = (),
     source: str = "measured: invented",
+    cpu: str | None = None,
 ) -> Interference:
     """What a bundle with `manifest` may say: `seconds` per layer for variant 0 alone, times `factors` (level, variant; the last
-    one stands for all variants after it). The selection of a level takes the fastest variants."""
+    one stands for all variants after it), measured on `cpu` (default: this host). The selection of a level takes the fastest
+    variants."""
     counts = [len(manifest.tasks[step.task].variants) for step in manifest.plan.steps]
     alone = [1e-5] * len(counts) if seconds is None else list(seconds)
     table = tuple(
@@ -90,7 +93,7 @@ def interference_of(
     return Interference(
         version=INTERFERENCE_VERSION,
         source=source,
-        cpu_model="Example CPU",
+        cpu_model=cpu_model() if cpu is None else cpu,
         levels=levels,
         achieved=tuple(level.dials for level in levels),
         profiles=profiles,

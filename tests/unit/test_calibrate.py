@@ -9,9 +9,9 @@ import pytest
 
 from mvcompile import calibrate as stage
 from mvcompile import cli
-from mvcompile.calibrate import Clockwork, calibrate, neighbour_of
+from mvcompile.calibrate import Clockwork, calibrate
 from mvcompile.errors import EnvironmentProblem, UsageError
-from mvcompile.measure.host_profile import MEASURABLE, NO_EFFECT, NOISY, TOO_FEW_CORES, HostProfile, read_host_profile
+from mvcompile.host_profile import MEASURABLE, NO_EFFECT, NOISY, TOO_FEW_CORES, HostProfile, read_host_profile
 from mvcompile.testing.machines import MIB, TARGET, Machine
 
 
@@ -103,32 +103,14 @@ def test_a_budget_that_is_too_short_is_refused() -> None:
         calibrate(TARGET, 9.0)
 
 
-def test_the_neighbour_shares_the_cache_and_not_the_core(tmp_path: Path) -> None:
-    for core, (sibling, cache) in enumerate([("0,1", "0-3"), ("0,1", "0-3"), ("2,3", "0-3"), ("2,3", "0-3"), ("4", "4")]):
-        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}"
-        for name, text in (
-            ("topology/thread_siblings_list", sibling),
-            ("cache/index0/level", "1"),
-            ("cache/index0/shared_cpu_list", str(core)),
-            ("cache/index1/level", "3"),
-            ("cache/index1/shared_cpu_list", cache),
-        ):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text + "\n")
-    assert neighbour_of(0, [0, 1, 2, 3, 4], tmp_path) == 3
-    assert neighbour_of(0, [0, 1, 4], tmp_path) == 4
-    assert neighbour_of(0, [0, 1], tmp_path) == 1
-    assert neighbour_of(0, [0], tmp_path) is None
-
-
 def test_the_command_writes_what_it_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = measure(Machine())
-    budgets = []
+    asked = []
 
-    def measured(target: object, budget_s: float, **_: object) -> HostProfile:
-        budgets.append(budget_s)
+    def measured(target: object, budget_s: float, *, bundle: str | None, **_: object) -> HostProfile:
+        asked.append((budget_s, bundle))
         return found
 
     monkeypatch.setattr(stage, "calibrate", measured)
@@ -136,6 +118,6 @@ def test_the_command_writes_what_it_prints(
     assert cli.main(["calibrate"]) == 0
     assert "interference: measurable\nwritten to host-profile.json\n" in capsys.readouterr().out
     assert read_host_profile("host-profile.json") == found
-    assert cli.main(["calibrate", "-o", "other.json", "--budget", "2m", "--json"]) == 0
+    assert cli.main(["calibrate", "-o", "other.json", "--budget", "2m", "--bundle", "a.mvb", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(Path("other.json").read_text())
-    assert budgets == [60.0, 120.0]
+    assert asked == [(60.0, None), (120.0, "a.mvb")]

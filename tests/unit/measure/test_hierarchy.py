@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mvcompile.host_profile import CurvePoint
 from mvcompile.measure.hierarchy import Seen, levels_seen, reported_levels, working_sets
-from mvcompile.measure.host_profile import CurvePoint
 
 KIB = 1024
 MIB = 1024 * KIB

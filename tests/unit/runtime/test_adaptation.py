@@ -314,7 +314,7 @@ def test_names_of_monitors() -> None:
     assert [monitor_spec(name) for name in ("residual", "manual", "auto")] == [Residual(), Manual(), Auto()]
     own = Residual(threshold=12.0)
     assert monitor_spec(own) is own
-    with pytest.raises(UsageError, match=r"monitor 'perf' needs the model .*: pass Perf\(model\)"):
+    with pytest.raises(UsageError, match=r"monitor 'perf' needs the model .*: pass Perf\.read\(path\) of a host profile"):
         monitor_spec("perf")
     for wrong in ("residuals", 3):
         with pytest.raises(UsageError, match=r"monitor is .*, expected 'residual', 'manual', 'auto', 'perf', 'resctrl' or"):

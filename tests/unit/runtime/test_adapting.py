@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from mvcompile.errors import BundleError, IncompatibleBundleError, UsageError
-from mvcompile.runtime import Auto, Decision, Manual, Session, Switch, adaptive, fixed, kind, load
+from mvcompile.runtime import Auto, Decision, Manual, ProfileWarning, Session, Switch, adaptive, fixed, kind, load
 from mvcompile.runtime.policy import Costs, Situation
 from mvcompile.testing.kernels import tiny_inputs, tiny_reference, write_kernel_bundle
 from mvcompile.testing.profiles import interference_of
@@ -332,3 +332,15 @@ def test_a_profile_of_estimates_serves_every_monitor_but_the_residual(tmp_path: 
             session.adapt()
         session.adapt("adaptive", Manual("llc"))
         assert session.selection == (1, 1, 0)
+
+
+def test_a_profile_of_another_cpu_is_not_trusted_in_silence(tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.mvb"
+    write_kernel_bundle(path, interference=lambda manifest: interference_of(manifest, cpu="Another CPU"))
+    with load(path, share_cores=True) as session:
+        for monitor in (None, "residual", "auto"):
+            with pytest.warns(ProfileWarning, match=r"was profiled on Another CPU, this host has .*`mvcompile profile`"):
+                session.adapt("adaptive", monitor)
+        assert session.stats().monitor == "residual"
+        session.adapt("adaptive", "manual")  # nobody takes times for levels
+        session.adapt("fixed")

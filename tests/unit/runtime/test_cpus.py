@@ -118,3 +118,21 @@ def test_mask_of_one_core() -> None:
     assert np.flatnonzero(bits).tolist() == [9]
     assert bits.size % 64 == 0
     assert bits.size >= os.sysconf("SC_NPROCESSORS_CONF")
+
+
+def test_the_neighbour_shares_the_cache_and_not_the_core(tmp_path: Path) -> None:
+    for core, (sibling, cache) in enumerate([("0,1", "0-3"), ("0,1", "0-3"), ("2,3", "0-3"), ("2,3", "0-3"), ("4", "4")]):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{core}"
+        for name, text in (
+            ("topology/thread_siblings_list", sibling),
+            ("cache/index0/level", "1"),
+            ("cache/index0/shared_cpu_list", str(core)),
+            ("cache/index1/level", "3"),
+            ("cache/index1/shared_cpu_list", cache),
+        ):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text + "\n")
+    assert cpus.neighbour_of(0, [0, 1, 2, 3, 4], tmp_path) == 3
+    assert cpus.neighbour_of(0, [0, 1, 4], tmp_path) == 4
+    assert cpus.neighbour_of(0, [0, 1], tmp_path) == 1
+    assert cpus.neighbour_of(0, [0], tmp_path) is None

@@ -13,7 +13,8 @@ from mvcompile.bundle.schema import Manifest
 from mvcompile.errors import BundleError, IncompatibleBundleError
 from mvcompile.runtime import load
 from mvcompile.runtime.features import LINUX_NAMES, cpuinfo_features
-from mvcompile.runtime.host import Host, check_host, this_host
+from mvcompile.runtime.host import Host, check_host, cpu_model, this_host
+from mvcompile.target import detect_target
 from mvcompile.testing.bundles import tiny_manifest
 from mvcompile.testing.kernels import write_kernel_bundle
 
@@ -220,3 +221,11 @@ def test_every_feature_that_llvm_names_for_common_cpus_is_known(arch: str) -> No
         and not name.startswith(("neoverse", "a7", "faster"))
     }
     assert unknown == set()
+
+
+def test_the_cpu_has_the_name_that_bundles_give_it(tmp_path: Path) -> None:
+    assert cpu_model() == detect_target().cpu_model
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nmodel\t\t: 1\nmodel name\t: A CPU: of two cores\nmodel name\t: other\n")
+    assert cpu_model(cpuinfo) == "A CPU: of two cores"
+    assert cpu_model(tmp_path / "none") in (platform.processor(), platform.machine())
