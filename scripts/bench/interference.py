@@ -47,6 +47,8 @@ from mvcompile.bundle.reader import open_bundle
 from mvcompile.errors import MvcompileError
 from mvcompile.frontend.reference import integer_limits, random_inputs
 from mvcompile.measure.generator import Generator
+from mvcompile.profile.place import place_of
+from mvcompile.target import detect_target
 from mvcompile.types import Dials
 
 ADAPTIVE, ALONE = "adaptive", "alone"
@@ -268,11 +270,12 @@ def main() -> int:
         networks = pairs(options.paths)
     except ValueError as error:
         parser.error(str(error))
-    cores = allowed[: options.cores]
+    place = place_of(None, allowed, detect_target())
+    cores = list(place.cores[: options.cores])
     rows: list[Row] = []
     for model, bundle in networks:
         try:
-            rows.append(measure(model, bundle, cores, allowed[-1], options))
+            rows.append(measure(model, bundle, cores, place.neighbour, options))
         except MvcompileError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code

@@ -34,6 +34,8 @@ from mvcompile import runtime
 from mvcompile.bundle.interference import Interference
 from mvcompile.errors import MvcompileError
 from mvcompile.measure.generator import Generator
+from mvcompile.profile.place import place_of
+from mvcompile.target import detect_target
 from mvcompile.types import Dials
 
 RUNS, SECONDS = 3, 0.1
@@ -156,7 +158,10 @@ def cost(session: runtime.Session, inputs: Any, pairs: int) -> dict[str, Any]:
 def measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """All of one bundle."""
     allowed = sorted(os.sched_getaffinity(0))
-    with runtime.load(path, cores=allowed[:1]) as session:
+    if len(allowed) < 2:
+        raise SystemExit("a neighbour needs a core of its own, and this process may use one only")
+    place = place_of(None, allowed, detect_target())
+    with runtime.load(path, cores=place.cores[:1]) as session:
         found = session.interference
         profile = next((each for each in found.profiles if each.cores == 1), None) if found else None
         if found is None or profile is None:
@@ -164,7 +169,7 @@ def measure(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         inputs = session.input_buffers
         for name, array in runtime.selftest_inputs(session).items():
             inputs[name][...] = array
-        with Generator(allowed[-1], session.manifest.target.llc_bytes) as neighbour:
+        with Generator(place.neighbour, place.llc_bytes) as neighbour:
             session.adapt("adaptive", "residual")
             seen, changes = follow(session, inputs, found, neighbour, options.seconds, options.seed)
         session.adapt("adaptive", "residual")

@@ -43,8 +43,10 @@ from mvcompile.bundle.reader import open_bundle
 from mvcompile.bundle.schema import Manifest
 from mvcompile.errors import EnvironmentProblem, MvcompileError
 from mvcompile.measure.load import LoadProcess, Work
+from mvcompile.profile.place import place_of
 from mvcompile.profile.pressure import Felt, measure, patterns, worth_knowing
 from mvcompile.runtime.policy import costs_of, kindest
+from mvcompile.target import detect_target
 
 ALLOWANCE = 0.05
 REST, FIXED, KIND = "rest", "fixed", "kind"
@@ -348,7 +350,7 @@ def main() -> int:
     if bool(options.bundles) == bool(options.kind):
         parser.error("give bundles, or --kind with two")
     try:
-        result = (be_kind if options.kind else correlate)(options, (allowed[0], allowed[-1]))
+        result = (be_kind if options.kind else correlate)(options, place_of(None, allowed, detect_target()).pair)
     except MvcompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

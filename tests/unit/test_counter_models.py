@@ -177,6 +177,17 @@ def test_counters_that_fail_meanwhile_are_left_out(profiled: Path) -> None:
     assert (models, len(notes)) == ((), 1)
 
 
+def test_counters_of_this_machine_give_features_or_a_reason() -> None:
+    for kind in KINDS:
+        try:
+            source = kind.open(CORE)
+        except EnvironmentProblem:
+            continue
+        before = source.read()
+        assert len(kind.between(before, source.read())) == len(kind.features)
+        source.close()
+
+
 def test_without_counters_there_is_a_note(profiled: Path) -> None:
     machine = Machine()
     models, notes = fit(machine, profiled)
