@@ -22,6 +22,9 @@ from tvm_ffi import structural_map, structural_walk
 NEXT_PANEL = "mvcompile.prefetch_next_panel"
 """Annotation (1: yes) of a loop over tiles that all read the panel of the loop around it: in each tile a part of the panel that
 is next is fetched, so that all of it is there when the last tile is done."""
+FETCHED_ROWS = 128
+"""Spaces do not try it for tasks with more rows: a panel is used for so long then that fetching the next one in time gains less
+than the instructions for it cost."""
 
 _LINE_ELEMENTS = 16
 """Of four bytes: a line of 64."""

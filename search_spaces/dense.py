@@ -35,13 +35,11 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
-from mvcompile.prefetch import NEXT_PANEL
+from mvcompile.prefetch import FETCHED_ROWS, NEXT_PANEL
 from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
 from mvcompile.types import HostTarget
 
 TAGS = ("packed_conv2d", "packed_matmul")
-FETCHED_ROWS = 128
-"""With more rows a panel is used for so long that fetching the next one in time gains less than the instructions for it cost."""
 CROP = "packed_columns"
 """The block that leaves out what panels compute beyond the columns, if they do not fill them."""
 

@@ -3,8 +3,8 @@
 Dataflows
 - strips: some rows of tiles after the other, each through all stages, so that a strip's planes stay in the second-level cache;
   the transformed weights are read once for every strip. Strips run in parallel.
-- planes: every stage for the whole image, each one in parallel. The weights are read once; the planes of a large image leave the
-  cache between the stages.
+- planes: every stage for the whole image, each one in parallel. The weights are read once, if they are large the next panel while
+  the present one is used (`mvcompile.prefetch`); the planes of a large image leave the cache between the stages.
 
 The product of a plane is the matrix product of `dense`: a register tile of MR image tiles times one panel of output channels,
 panels outermost. What follows the convolution (bias, residual, activation) is done where a tile is transformed back.
@@ -12,12 +12,14 @@ panels outermost. What follows the convolution (bias, residual, activation) is d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from tvm.s_tir import Schedule
 
 from mvcompile.algorithms.winograd import CROP, INPUT, OUTPUT, PAD, PRODUCT
+from mvcompile.prefetch import FETCHED_ROWS, NEXT_PANEL
 from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
 from mvcompile.types import HostTarget
 
@@ -40,6 +42,9 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     vectors = panel // lanes
     budget = row_budget(vectors, target.vector_registers)
     yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes)
+    weights = math.prod(int(extent) for extent in sch.get(sch.get_sblock(PRODUCT)).reads[1].source.shape)
+    if 1 < tiles <= FETCHED_ROWS and 4 * weights >= target.l2_bytes:
+        yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes, fetch=True)
     heights = [height for height in range(1, down) if down % height == 0]
     if heights:
         rows = row_tiles(heights[0] * across, budget, vectors)
@@ -57,7 +62,9 @@ def _spread(values: list[int]) -> list[int]:
     return sorted({values[round(index * (len(values) - 1) / (MOST_STRIPS - 1))] for index in range(MOST_STRIPS)})
 
 
-def _scheduled(sch: Schedule, heights: list[int] | None, rows: list[int], panel: int, lanes: int) -> Schedule:
+def _scheduled(
+    sch: Schedule, heights: list[int] | None, rows: list[int], panel: int, lanes: int, *, fetch: bool = False
+) -> Schedule:
     """The stages in strips of one of `heights` rows of tiles; stage by stage if there are no heights."""
     padding, inputs, product, outputs = (sch.get_sblock(name) for name in (PAD, INPUT, PRODUCT, OUTPUT))
     last = _inline_others(sch)
@@ -66,7 +73,9 @@ def _scheduled(sch: Schedule, heights: list[int] | None, rows: list[int], panel:
     strip = _back(sch, last, outputs, tile, heights, lanes)
     if strip is not None:
         sch.compute_at(copy, strip, preserve_unit_loops=True)
-    _multiply(sch, product, copy, sample(sch, rows), panel, lanes, parallel=strip is None)
+    loop = _multiply(sch, product, copy, sample(sch, rows), panel, lanes, parallel=strip is None)
+    if fetch:
+        sch.annotate(loop, NEXT_PANEL, 1)
     for block in (inputs, padding):
         if strip is not None:
             sch.compute_at(block, strip, preserve_unit_loops=True)
@@ -112,8 +121,9 @@ def _back(sch: Schedule, last: Any, outputs: Any, tile: int, heights: list[int] 
     return None if heights is None else outer[0]
 
 
-def _multiply(sch: Schedule, product: Any, copy: Any, rows: Any, panel: int, lanes: int, *, parallel: bool) -> None:
-    """The product of the planes in register tiles, plane by plane; planes in parallel unless strips are."""
+def _multiply(sch: Schedule, product: Any, copy: Any, rows: Any, panel: int, lanes: int, *, parallel: bool) -> Any:
+    """The product of the planes in register tiles, plane by plane; planes in parallel unless strips are. Returns the loop over
+    the tiles of a panel."""
     plane, tiles, columns = sch.get_loops(copy)[-3:]
     outer_r, inner_r = sch.split(tiles, [None, rows])
     outer_c, inner_c = sch.split(columns, [None, panel])
@@ -128,3 +138,4 @@ def _multiply(sch: Schedule, product: Any, copy: Any, rows: Any, panel: int, lan
     start = sch.decompose_reduction(product, reduction)
     unroll_but_last(sch, sch.get_loops(start)[depth:])
     straight_line(sch, sch.get_loops(copy)[depth:], lanes)
+    return outer_r

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_equal, structural_walk
 
 from mvcompile import prefetch, traces
+from mvcompile.algorithms import Programs, transform
 from mvcompile.spaces import structured_candidates
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, Graph, network, only_task, run_kernels
+from mvcompile.testing.networks import AVX2, Graph, arguments_of, network, only_task, run_kernels
 from mvcompile.types import HostTarget
 
 HOST = detect_target()
@@ -98,6 +100,24 @@ def test_only_few_rows_of_large_weights_may_fetch_their_next_panel() -> None:
     assert members(a_task(plain, SMALL_CACHE), SMALL_CACHE, fetching=True)
     assert not members(a_task(plain, AVX2), AVX2, fetching=True)  # a second-level cache of 1 MiB
     assert not members(a_task(plain, SMALL_CACHE, extent=14), SMALL_CACHE, fetching=True)
+
+
+def test_winograd_may_fetch_the_next_panel_of_large_transformed_weights() -> None:
+    small = replace(HOST, l2_bytes=SMALL_CACHE.l2_bytes)
+    task = a_task(plain, small)
+    programs = Programs(task.module)
+    candidates = [each for each in structured_candidates(task.module, small) if each.space.startswith("winograd")]
+    fetching = [each for each in candidates if prefetch.NEXT_PANEL in each.trace]
+    assert 0 < len(fetching) < len(candidates)
+    expected = run_kernels(task, [task.module], small)[0][0]
+    arrays = [*arguments_of(task), np.zeros(expected.shape, np.float32)]
+    for candidate in {each.space: each for each in fetching}.values():
+        module = prefetch.insert(traces.replay(programs.program(candidate.space), candidate.trace).mod)
+        assert len(fetches(module)) == 1
+        kernel = tvm.compile(module, target=tvm_target(small)).mod["main"]
+        given = [tvm.runtime.tensor(transform(each.form, arrays[each.position])) for each in programs.arguments(candidate.space)]
+        kernel(*given)
+        assert abs(given[-1].numpy() - expected).max() <= 1e-4 * abs(expected).max()
 
 
 def test_programs_without_tiles_stay_as_they_are() -> None:
