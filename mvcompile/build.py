@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, Parameter, Plan, Ste
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.plan import Lifetime, assign_offsets
 from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
+from mvcompile.runtime.entrance_ir import entrance_ir
 from mvcompile.target import tvm_target
 from mvcompile.tasks import Program
 from mvcompile.types import DTYPE_BYTES, HostTarget, align
@@ -62,7 +64,11 @@ def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> 
     functions[DRIVER] = step_driver().with_attr("global_symbol", DRIVER)
     linker = find_linker()
     executable = tvm.compile(tvm.IRModule(functions), target=tvm_target(target))
-    executable.export_library(str(path), fcompile=lambda output, objects, **_: _link(linker, output, objects))
+    with tempfile.TemporaryDirectory(prefix="mvcompile-") as folder:
+        entrance = entrance_object(Path(folder), target.triple)
+        executable.export_library(
+            str(path), fcompile=lambda output, objects, **_: _link(linker, output, [*objects, str(entrance)])
+        )
 
 
 def _function(kernel: Kernel) -> Any:
@@ -80,6 +86,14 @@ def step_driver() -> Any:
     loop = tirx.Return(tirx.call_extern("int64", LOOP, *words))
     body = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", tvm.ir.StringImm(LOOP_IR), loop)
     return tirx.PrimFunc(words, body)
+
+
+def entrance_object(folder: Path, triple: str) -> Path:
+    """An object file in `folder` with the way into the driver for CPython (`mvcompile.runtime.entrance_ir`), to be linked too."""
+    source, found = folder / "entrance.ll", folder / "entrance.o"
+    source.write_text(entrance_ir(triple))
+    tvm.runtime.load_module(str(source)).write_to_file(str(found), "o")
+    return found
 
 
 def _link(linker: list[str], output: str, objects: Sequence[str]) -> None:

@@ -31,10 +31,11 @@ class OutputPool:
     some runs ahead, several at a time.
     """
 
-    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+    def __init__(self, specs: Sequence[TensorSpec], most: int = _AHEAD, most_bytes: int = _AHEAD_BYTES) -> None:
+        """`ahead` is how many are made at a time: `most`, or fewer that take `most_bytes` together, but one at least."""
         self._specs = {spec.name: (spec.shape, np.dtype(spec.dtype)) for spec in specs}
-        ahead = max(1, min(_AHEAD, _AHEAD_BYTES // max(1, sum(spec.nbytes for spec in specs))))
-        self._tables = np.zeros((ahead, max(1, len(self._specs))), np.uint64)
+        self.ahead = max(1, min(most, most_bytes // max(1, sum(spec.nbytes for spec in specs))))
+        self._tables = np.zeros((self.ahead, max(1, len(self._specs))), np.uint64)
         self._own = np.zeros(max(1, len(self._specs)), np.uint64)
         self._ready: list[Outputs] = []
 

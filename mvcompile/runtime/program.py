@@ -14,6 +14,8 @@ from mvcompile.bundle.schema import ARENA, CONSTANT, INPUT, KERNELS, Manifest, P
 from mvcompile.errors import BundleError
 from mvcompile.runtime import memory
 from mvcompile.runtime.driver import DRIVER
+from mvcompile.runtime.entrance import Enter, no_entrance, open_entrance
+from mvcompile.runtime.entrance_ir import ENTRANCE
 from mvcompile.runtime.memory import Array
 from mvcompile.runtime.native import Kernel, Library
 from mvcompile.runtime.outputs import OutputPool, Outputs
@@ -35,7 +37,8 @@ def load_program(manifest: Manifest, library: Library, weights: memoryview, core
 
     Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory.
     """
-    return Program(manifest, _find_kernels(manifest.tasks, library), weights, library.function(DRIVER), core)
+    kernels = _find_kernels(manifest.tasks, library)
+    return Program(manifest, kernels, weights, library.function(DRIVER), core, library.function(ENTRANCE))
 
 
 def _find_kernels(tasks: Sequence[Task], library: Library) -> Kernels:
@@ -55,10 +58,18 @@ class Program:
 
     `changed_ns` is when the selection was last changed (CLOCK_MONOTONIC): a run that began later has had all of it from its first
     step on. Whoever reads both holds `changing`.
+
+    `entrance` is another way to run it, None if there is none: not during a run, and no run while it is open.
     """
 
     def __init__(
-        self, manifest: Manifest, kernels: Kernels, weights: memoryview, driver: Kernel | None, core: int | None = None
+        self,
+        manifest: Manifest,
+        kernels: Kernels,
+        weights: memoryview,
+        driver: Kernel | None,
+        core: int | None = None,
+        entrance: Kernel | None = None,
     ) -> None:
         plan = manifest.plan
         self._layers = tuple(step.layer for step in plan.steps)
@@ -79,6 +90,11 @@ class Program:
         self.pins = driver is not None and core is not None
         self._steps: Steps = (
             PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources, core)
+        )
+        self.entrance = (
+            open_entrance(entrance, self._steps.run_address, len(plan.steps), dict(self._own), manifest.model.outputs)
+            if isinstance(self._steps, NativeSteps)
+            else None
         )
         self._prepared: dict[tuple[int, ...], Any] = {}
         self.changing = threading.RLock()  # of those who select: runs never wait for it. A signal handler may select as well
@@ -104,9 +120,16 @@ class Program:
             self._steps.select_all(prepared)
             self.changed_ns = time.monotonic_ns()
 
+    @property
+    def enter(self) -> Enter:
+        """The function of `entrance`."""
+        return no_entrance if self.entrance is None else self.entrance.enter
+
     def record(self, ring: StampRing | None) -> None:
         """Let every run leave its stamps in `ring`, or none. Not during a run."""
         self._steps.record(ring)
+        if self.entrance is not None:
+            self.entrance.record(ring)
 
     def pin(self, core: int | None) -> None:
         """Pin the thread that runs to `core` meanwhile, if the bundle's driver can. Not during a run."""
@@ -136,6 +159,8 @@ class Program:
                 self._steps.run(outputs)
             except StepError as error:
                 raise self._failure(error) from error.__cause__
+            if self.entrance is not None:
+                self.entrance.wanted = True
         else:
             self._on(inputs, self._steps.run, outputs)
         return outputs.arrays
@@ -156,6 +181,9 @@ class Program:
             self._choices, self._variant_of, self._steps, self._prepared = (), {}, PythonSteps((), (), ()), {}
         self.input_buffers, self._input_tensors, self._own = [], [], ()
         self._pool = OutputPool(())
+        if self.entrance is not None:
+            self.entrance.clear()
+            self.entrance = None
 
     def _on(self, inputs: Sequence[Array], run: Callable[[Outputs], _Result], outputs: Outputs) -> _Result:
         bound = [

@@ -21,6 +21,7 @@ from mvcompile.runtime.adaptation import Adaptation
 from mvcompile.runtime.adapting import Adapting, adapting, fastest_alone, read_interference
 from mvcompile.runtime.cores import CoreRegistry, Lease
 from mvcompile.runtime.cpus import PinError
+from mvcompile.runtime.entrance import no_entrance
 from mvcompile.runtime.events import Stats, Switch
 from mvcompile.runtime.host import check_host, this_host
 from mvcompile.runtime.inputs import ArrayCheck
@@ -90,7 +91,7 @@ def load(
             program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS), alone)
         except BundleError as error:
             raise _named(bundle, error) from error
-        worker = _worker(lease.cores, _thread_name(bundle), not program.pins)
+        worker = _worker(lease.cores, _thread_name(bundle), program)
         undo.pop_all()
     session = Session(bundle, program, worker, lease)
     program.select_all(fastest_alone(bundle, len(lease.cores)))
@@ -110,8 +111,8 @@ def _thread_name(bundle: Bundle) -> str:
     return f"mvcompile {bundle.manifest.model.name}"
 
 
-def _worker(cores: Sequence[int], name: str, pin: bool) -> Worker:
-    return CallingThread(cores[0], pin) if len(cores) == 1 else OwnThread(cores, name)
+def _worker(cores: Sequence[int], name: str, program: Program) -> Worker:
+    return CallingThread(cores[0], not program.pins, program.entrance) if len(cores) == 1 else OwnThread(cores, name)
 
 
 class Session:
@@ -130,6 +131,7 @@ class Session:
         self._worker = worker
         self._lease = lease
         self._process = _process
+        self._enter = program.enter
         self._inputs = ArrayCheck("input", "inputs", manifest.model.inputs)
         self._outputs = ArrayCheck("output", "out", manifest.model.outputs)
         infos = [tuple(_info(index, variant) for index, variant in enumerate(task.variants)) for task in manifest.tasks]
@@ -216,6 +218,10 @@ class Session:
         Raises InputError for a wrong set of names, dtype or shape, or an `out` that cannot be written; UsageError after `close`
         or in a forked child; EnvironmentProblem if the system does not let the thread run on the session's core any more.
         """
+        if out is None:
+            outputs = self._enter(inputs)
+            if outputs is not None:
+                return outputs
         program = self._program
         if out is not None:
             return self._call(program.run_into, (self._inputs.arrays(inputs), self._outputs.writable(out)))
@@ -332,7 +338,7 @@ class Session:
             self._worker.stop(_cleanup(partial(self._program.pin, None if own else lease.cores[0])))
             self._worker.join()
             before, finalizer = self._lease, self._finalizer
-            self._worker = CallingThread(lease.cores[0], not self._program.pins) if own is None else own
+            self._worker = _worker(lease.cores, _thread_name(self._bundle), self._program) if own is None else own
             self._lease = lease
             self._finalizer = self._finalize()
             finalizer.detach()
@@ -357,6 +363,7 @@ class Session:
             last = () if adaptation is None else (adaptation.stop,)
             self._worker.stop(_cleanup(*last, self._program.clear, self._bundle.close))
             self._worker.join()
+            self._enter = no_entrance
             _CORES.release(self._lease)
 
     def __enter__(self) -> Session:
@@ -471,6 +478,8 @@ def _close_all() -> None:
 def _after_fork() -> None:
     global _process
     _process = os.getpid()
+    for session in list(_LIVE):
+        session._enter = no_entrance
     _CORES.forget()
 
 

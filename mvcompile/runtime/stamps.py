@@ -15,6 +15,7 @@ from mvcompile.runtime import memory
 from mvcompile.runtime.memory import Array
 
 ROWS = 64
+_RUNS, _DUE = range(2)
 _SECOND_NS = 1_000_000_000
 _NANOSECONDS = np.array((_SECOND_NS, 1), np.int64)
 """Of the seconds and the rest in a `timespec`."""
@@ -23,26 +24,43 @@ _NANOSECONDS = np.array((_SECOND_NS, 1), np.int64)
 class StampRing:
     """The stamps of the last `ROWS` runs of a program with `steps` steps. One run at a time.
 
-    `address` is where the next run leaves its stamps: `steps` + 1 `timespec`s of CLOCK_MONOTONIC. `listener` is called after a
-    run that ended at or after `due_ns` (nanoseconds of that clock). What it raises, the run raises.
+    The stamps are `steps` + 1 `timespec`s of CLOCK_MONOTONIC. `listener` is called after a run that ended at or after `due_ns`
+    (nanoseconds of that clock). What it raises, the run raises. `words` is what native code counts and looks at
+    (`entrance_ir.py`: RING).
     """
 
     def __init__(self, steps: int, listener: Callable[[], object]) -> None:
         self._stamps = np.zeros((ROWS, steps + 1, 2), np.int64)
         first, stride = memory.address(self._stamps), self._stamps.strides[0]
-        self._addresses = [first + stride * row for row in range(ROWS)]
-        self._listener = listener
+        self.words = np.array((0, 0, first, stride, ROWS), np.int64)
+        self.listener = listener
         self._taken = 0
-        self.address = first
-        self.runs = 0
-        self.due_ns = 0
+
+    @property
+    def runs(self) -> int:
+        """How many there were."""
+        return int(self.words[_RUNS])
+
+    @property
+    def due_ns(self) -> int:
+        """When the listener is to be called next."""
+        return int(self.words[_DUE])
+
+    @due_ns.setter
+    def due_ns(self, due_ns: int) -> None:
+        self.words[_DUE] = due_ns
+
+    @property
+    def address(self) -> int:
+        """Where the next run leaves its stamps."""
+        runs, _, first, stride, rows = self.words.tolist()
+        return int(first + stride * (runs % rows))
 
     def advance(self) -> None:
         """A run has left its stamps."""
-        self.runs += 1
-        self.address = self._addresses[self.runs % ROWS]
+        self.words[_RUNS] += 1
         if time.monotonic_ns() >= self.due_ns:
-            self._listener()
+            self.listener()
 
     def write(self, stamps_ns: Sequence[int]) -> None:
         """Leave the stamps of a run that no driver has left, one before the first step and one after each."""

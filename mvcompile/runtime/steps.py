@@ -137,7 +137,9 @@ class PythonSteps:
 
 
 class NativeSteps:
-    """Steps that the bundle's driver runs (`driver.py` describes the words), pinned to `core` if it is not None."""
+    """Steps that the bundle's driver runs (`driver.py` describes the words), pinned to `core` if it is not None.
+
+    `run_address` is where the driver finds all of it."""
 
     def __init__(
         self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array], core: int | None
@@ -160,7 +162,7 @@ class NativeSteps:
         self._words[:_MASK] = memory.address(self._steps), len(counts), memory.address(self._sources), len(sources)
         self.pin(core)
         self._ring: StampRing | None = None
-        self._count, self._address = len(counts), memory.address(self._words)
+        self._count, self.run_address = len(counts), memory.address(self._words)
         self._times = np.zeros((len(counts) + 1, 2), np.int64)
         self._times_address = 0
         for which, source in enumerate(sources):
@@ -211,14 +213,14 @@ class NativeSteps:
 
     def run(self, outputs: Outputs) -> None:
         ring = self._ring
-        stopped = self._driver(self._address, outputs.table, self._times_address if ring is None else ring.address)
+        stopped = self._driver(self.run_address, outputs.table, self._times_address if ring is None else ring.address)
         if stopped != self._count:
             self._fail(stopped)
         if ring is not None:
             ring.advance()
 
     def run_timed(self, outputs: Outputs) -> list[float]:
-        stopped = self._driver(self._address, outputs.table, memory.address(self._times))
+        stopped = self._driver(self.run_address, outputs.table, memory.address(self._times))
         if stopped != self._count:
             self._fail(stopped)
         stamps_ns = self._times @ _NANOSECONDS

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.runtime.cpus import PinError
+from mvcompile.runtime.entrance import Entrance, mark_thread
 from mvcompile.runtime.native import configure_thread_pool
 
 Argument = TypeVar("Argument")
@@ -48,21 +49,31 @@ class CallingThread:
     TVM's kernels there by other ways.
     """
 
-    def __init__(self, core: int, pin: bool = True) -> None:
+    def __init__(self, core: int, pin: bool = True, entrance: Entrance | None = None) -> None:
+        """During a call `entrance` is shut: nobody runs by that way meanwhile."""
         self._core = frozenset((core,))
         self._pin = pin
+        self._entrance = entrance
         self._gate = threading.Lock()
         self._stopped = False
 
     def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
         """`function(argument)`. Raises what it raises, WorkerStoppedError after `stop`, PinError."""
+        entrance = self._entrance
+        crowded = self._gate.locked()
         with self._gate:
             if self._stopped:
                 raise WorkerStoppedError
+            was_open = entrance is not None and entrance.shut()
             if not getattr(_thread_state, "is_single", False):
                 self._pinned(configure_thread_pool, tuple(self._core))
+                mark_thread()
                 _thread_state.is_single = True
-            return self._pinned(function, argument) if self._pin else function(argument)
+            result = self._pinned(function, argument) if self._pin else function(argument)
+            # Threads that wait for each other all the time do it better here than at the entrance.
+            if entrance is not None and (was_open or entrance.wanted) and not crowded:
+                entrance.open()
+            return result
 
     def _pinned(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
         before = os.sched_getaffinity(0)
@@ -82,6 +93,9 @@ class CallingThread:
         with self._gate:
             if not self._stopped:
                 self._stopped = True
+                if self._entrance is not None:
+                    self._entrance.shut()
+                    self._entrance = None
                 last()
 
     def join(self) -> None:

@@ -8,15 +8,21 @@ before the first kernel and after each one. What a run adds is the difference of
 kernels, which is a hundred times larger, is not in it. The kernels' part holds 12 ns per step for the driver's loop, which belong
 to what is added, and 40 ns for the clock, which do not.
 
-Four kinds of run take turns, so that each finds the caches that a run before it has left:
+Five kinds of run take turns. Before each one that is timed there is another of its kind, so that it finds the caches that it
+finds in a loop of such runs:
 
     run       session.run(session.input_buffers), from a thread that is pinned to the session's core
     roaming   the same from a thread that is not: two system calls more
     copying   run with inputs that have to be copied
-    call      nothing but the bundle's driver, called from Python: no session, no lock, no checks, no output. What is left is
-              the way from the caller's clock to the first kernel and back, through tvm-ffi and the interpreter lock
+    call      nothing but the bundle's driver, called by way of tvm-ffi: no session, no checks, no output. What is left is the way
+              from the caller's clock to the first kernel and back, through tvm-ffi and the interpreter lock
+    enter     nothing but the native function that `run` calls first, which checks inputs and returns outputs; the same as `call`
+              if the bundle has none
 
-The first three figures are what is added to the sum of kernel times. `run` less `call`, in the same round, is what the session
+and a sixth that runs nothing: an empty function of Python, timed the same way, after a `call`. That is what the measurement
+itself adds, or the least of it: its last part is done in warmer caches than those that a run leaves.
+
+The first three figures are what is added to the sum of kernel times. `run` less `enter`, in the same round, is what Session.run
 adds to the least that Python can do with the kernels. Nothing else should run on the machine.
 """
 
@@ -36,6 +42,7 @@ import numpy as np
 
 from mvcompile.errors import MvcompileError, UsageError
 from mvcompile.runtime import Session, load
+from mvcompile.runtime.entrance import Enter
 from mvcompile.runtime.steps import NativeSteps
 
 WARM_UP = 5
@@ -78,7 +85,7 @@ def measure(bundle: Path, rounds: int, core: int | None) -> dict[str, Any]:
         steps = len(session.layers)
         used = list(session.cores)
     added = {kind: [wall - kernels for wall, kernels in pairs] for kind, pairs in times.items()}
-    beyond = [run - call for run, call in zip(added["run"], added["call"], strict=True)]
+    beyond = [run - least for run, least in zip(added["run"], added["enter"], strict=True)]
     return {
         "bundle": bundle.name,
         "steps": steps,
@@ -95,10 +102,13 @@ def measure(bundle: Path, rounds: int, core: int | None) -> dict[str, Any]:
         "added_copying_s": statistics.median(added["copying"]),
         "call_s": statistics.median(added["call"]),
         "call_iqr_s": _iqr(added["call"]),
-        "beyond_call_s": statistics.median(beyond),
-        "beyond_call_iqr_s": _iqr(beyond),
+        "enter_s": statistics.median(added["enter"]),
+        "enter_iqr_s": _iqr(added["enter"]),
+        "empty_s": statistics.median(added["empty"]),
+        "beyond_enter_s": statistics.median(beyond),
+        "beyond_enter_iqr_s": _iqr(beyond),
         "added_per_step_s": statistics.median(added["run"]) / max(steps, 1),
-        "beyond_call_per_step_s": statistics.median(beyond) / max(steps, 1),
+        "beyond_enter_per_step_s": statistics.median(beyond) / max(steps, 1),
     }
 
 
@@ -109,28 +119,31 @@ def _rounds(session: Session, rounds: int) -> dict[str, list[tuple[float, float]
     for array in inputs.values():
         array[...] = random.integers(0, 2, array.shape) if array.dtype.kind in "biu" else random.standard_normal(array.shape)
     unaligned = {name: _unaligned(array) for name, array in inputs.items()}
-    call, kernels = _inside(session)
+    call, enter, kernels = _inside(session)
     everywhere, pinned = os.sched_getaffinity(0), set(session.cores)
     kinds: dict[str, tuple[Callable[[], object], set[int]]] = {
         "run": (lambda: session.run(inputs), pinned),
         "roaming": (lambda: session.run(inputs), everywhere),
         "copying": (lambda: session.run(unaligned), pinned),
         "call": (call, pinned),
+        "enter": ((lambda: enter(inputs) or session.run(inputs)) if enter else call, pinned),
+        "empty": (lambda: None, pinned),
     }
     times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for number in range(rounds + WARM_UP):
         for kind, (function, affinity) in kinds.items():
             os.sched_setaffinity(0, affinity)
-            call()  # leaves the caches as it leaves them in a loop that does nothing else
+            (call if kind == "empty" else function)()
             wall, _ = _timed(function)
             if number >= WARM_UP:  # the first ones touch the weights for the first time
-                times[kind].append((wall, kernels()))
+                times[kind].append((wall, 0.0 if kind == "empty" else kernels()))
     os.sched_setaffinity(0, everywhere)
     return times
 
 
-def _inside(session: Session) -> tuple[Callable[[], object], Callable[[], float]]:
-    """The bare call of the driver, and a function that tells the seconds that all kernels of the last run took.
+def _inside(session: Session) -> tuple[Callable[[], object], Enter | None, Callable[[], float]]:
+    """The bare call of the driver, the native function that takes the inputs (None if there is none), and a function that tells
+    the seconds that all kernels of the last run took.
 
     From here on the driver reads the clock in every run of the session. None of this can be had from outside: no other script
     may look into a session.
@@ -139,13 +152,16 @@ def _inside(session: Session) -> tuple[Callable[[], object], Callable[[], float]
     if not isinstance(steps, NativeSteps):
         raise UsageError(f"{session!r} runs without a driver, from Python: compile the model again")
     steps.time_every_run()
-    driver, run, times, stamps = steps._driver, steps._address, steps._times_address, steps._times
+    driver, run, times, stamps = steps._driver, steps.run_address, steps._times_address, steps._times
+    entrance = session._program.entrance
+    if entrance is not None:
+        entrance.stamp(times)
 
     def kernels() -> float:
         seconds, nanoseconds = (stamps[-1] - stamps[0]).tolist()
         return float(seconds + nanoseconds * 1e-9)
 
-    return lambda: driver(run, 0, times), kernels
+    return lambda: driver(run, 0, times), None if entrance is None else entrance.enter, kernels
 
 
 def _unaligned(array: Any) -> Any:
@@ -178,10 +194,12 @@ def report(result: dict[str, Any]) -> str:
             f"added                      {us['added_s']:9.1f} us (iqr {us['added_iqr_s']:.1f}, mean {us['added_mean_s']:.1f})",
             f"  from a roaming thread    {us['added_roaming_s']:9.1f} us",
             f"  inputs copied            {us['added_copying_s']:9.1f} us",
-            f"  by a bare call           {us['call_s']:9.1f} us (iqr {us['call_iqr_s']:.1f})",
-            f"  beyond a bare call       {us['beyond_call_s']:9.1f} us (iqr {us['beyond_call_iqr_s']:.1f})",
+            f"  by the driver alone      {us['call_s']:9.1f} us (iqr {us['call_iqr_s']:.1f}), by way of tvm-ffi",
+            f"  by the entrance alone    {us['enter_s']:9.1f} us (iqr {us['enter_iqr_s']:.1f})",
+            f"  beyond the entrance      {us['beyond_enter_s']:9.1f} us (iqr {us['beyond_enter_iqr_s']:.1f})",
+            f"an empty function          {us['empty_s']:9.1f} us",
             f"added per step             {us['added_per_step_s']:9.3f} us",
-            f"  beyond a bare call       {us['beyond_call_per_step_s']:9.3f} us",
+            f"  beyond the entrance      {us['beyond_enter_per_step_s']:9.3f} us",
         ]
     )
 

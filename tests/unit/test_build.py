@@ -17,6 +17,8 @@ from tvm.support import cc
 from mvcompile import build, spaces
 from mvcompile.build import Kernel, build_library, find_linker, make_plan
 from mvcompile.errors import EnvironmentProblem
+from mvcompile.runtime.driver import DRIVER
+from mvcompile.runtime.entrance_ir import ENTRANCE
 from mvcompile.target import detect_target
 from mvcompile.tasks import Task
 from mvcompile.testing.networks import AVX2, Graph, network, only_task, programs_of, reference, run_plan
@@ -44,6 +46,7 @@ def test_one_program_under_two_symbols(tmp_path: Path, host: HostTarget) -> None
     kernels = [Kernel(f"v{i}", task.module, candidates[i].trace) for i in (0, -1)]
     build_library(tmp_path / "k.so", kernels, host)
     library = tvm_ffi.load_module(str(tmp_path / "k.so"))
+    assert all(library.implements_function(symbol) for symbol in (DRIVER, ENTRANCE))
     random = np.random.default_rng(0)
     x, weight = (random.standard_normal(each.shape, dtype=np.float32) for each in task.parameters[:2])
     expected = np.maximum(x @ np.concatenate(list(weight), axis=-1), 0)
@@ -51,6 +54,13 @@ def test_one_program_under_two_symbols(tmp_path: Path, host: HostTarget) -> None
         arguments = [tvm.runtime.tensor(array) for array in (x, weight, np.zeros((5, 24), np.float32))]
         library[each.symbol](*arguments)
         np.testing.assert_allclose(arguments[-1].numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("triple", "machine"), [("x86_64-unknown-linux-gnu", 62), ("aarch64-unknown-linux-gnu", 183)])
+def test_the_entrance_is_for_the_target(tmp_path: Path, triple: str, machine: int) -> None:
+    code = build.entrance_object(tmp_path, triple).read_bytes()
+    assert (code[:4], code[18]) == (b"\x7fELF", machine)
+    assert b"__tvm_ffi_mvcompile_entrance" in code
 
 
 LIBRARY = """
