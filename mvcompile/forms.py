@@ -80,6 +80,20 @@ def _offers(program: Program, index: int, task: Task, records: Sequence[Record])
     return found
 
 
+def weight_bytes(program: Program, spaces: Sequence[Collection[str]]) -> int:
+    """Bytes of the weights that layers take in the forms that kernels of `spaces` (per task) read: a weight that is used in its
+    further form alone counts in that."""
+    tasks = [_task(task, used) for task, used in zip(program.tasks, spaces, strict=True)]
+    sizes: dict[tuple[int, str], int] = {}
+    for layer in program.layers:
+        task = tasks[layer.task]
+        for argument, parameter in zip(task.arguments, task.parameters, strict=True):
+            root = program.values[layer.arguments[argument.position]].root
+            if program.values[root].source == "constant":
+                sizes[root, argument.form] = math.prod(parameter.shape) * DTYPE_BYTES[parameter.dtype]
+    return sum(sizes.values())
+
+
 def with_forms(program: Program, spaces: Sequence[Collection[str]]) -> Program:
     """`program` with the weights that kernels of `spaces`, the kept variants' spaces per task, take: further forms added, and
     weights left out that only their further form is used of."""

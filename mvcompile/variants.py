@@ -16,7 +16,7 @@ from mvcompile.bundle.interference import Interference, decode_interference, enc
 from mvcompile.bundle.schema import Manifest
 from mvcompile.config import CompileConfig, ProfileConfig
 from mvcompile.errors import BundleError, EnvironmentProblem, VerificationError
-from mvcompile.forms import choose_forms, form_of, kernel, with_forms
+from mvcompile.forms import choose_forms, form_of, kernel, weight_bytes, with_forms
 from mvcompile.measure.pool import PoolMeasurer
 from mvcompile.measure.protocol import Subject
 from mvcompile.profile.stage import Profiled, keep_of, levels_of, profile, restrict, why_not
@@ -55,6 +55,8 @@ class Builder:
     measurer: PoolMeasurer
     work: Path
     linked: int = 0
+    forms: Sequence[str] | None = None
+    """The further form of weights that each task may use; decided once, so that what is measured first can be kept later."""
 
     def build(self, choose: Choose) -> assemble.Built:
         """The model with the records that `choose` keeps of each task's allowed ones."""
@@ -87,9 +89,29 @@ class Builder:
 
     def _select(self, choose: Choose) -> list[ParetoSet]:
         """The variants of each task, which share one further form of a weight at most."""
+        if self.forms is None:
+            self.forms = self._choose_forms(choose)
+        return self._with_forms(self.forms, choose)
+
+    def _with_forms(self, forms: Sequence[str], choose: Choose) -> list[ParetoSet]:
         tasks = self.program.tasks
-        forms = choose_forms(self.program, [self.known[task.key] for task in tasks], self.config.tuning.weight_growth)
         return [choose(self.known[task.key], partial(_takes, form)) for task, form in zip(tasks, forms, strict=True)]
+
+    def _choose_forms(self, choose: Choose) -> list[str]:
+        """The forms for which there is room. A weight that no variant takes as it is leaves its room to others."""
+        growth = self.config.tuning.weight_growth
+        limit = growth * self.program.weight_bytes
+        known = [self.known[task.key] for task in self.program.tasks]
+        forms = choose_forms(self.program, known, growth)
+        while True:
+            growth += (limit - self._weight_bytes(forms, choose)) / max(self.program.weight_bytes, 1)
+            more = choose_forms(self.program, known, growth)
+            if more == forms or self._weight_bytes(more, choose) > limit:
+                return forms
+            forms = more
+
+    def _weight_bytes(self, forms: Sequence[str], choose: Choose) -> int:
+        return weight_bytes(self.program, [{record.space for record in each.kept} for each in self._with_forms(forms, choose)])
 
     def _check(
         self, extended: Program, sets: Sequence[ParetoSet], library: Path

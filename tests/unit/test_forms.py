@@ -11,11 +11,14 @@ import tvm_ffi
 from mvcompile import spaces
 from mvcompile.algorithms import Programs
 from mvcompile.build import build_library, make_plan
-from mvcompile.forms import LEAST_GAIN, choose_forms, form_of, kernel, with_forms
+from mvcompile.config import CompileConfig, TuningConfig
+from mvcompile.forms import LEAST_GAIN, choose_forms, form_of, kernel, weight_bytes, with_forms
 from mvcompile.target import detect_target
 from mvcompile.tasks import Program
 from mvcompile.testing.networks import network, programs_of, reference, run_plan
+from mvcompile.tuning.fronts import pareto_set
 from mvcompile.types import Argument, Objectives, Record, Status
+from mvcompile.variants import Builder
 
 HOST = detect_target()
 
@@ -122,9 +125,31 @@ def test_each_weight_has_one_copy_of_each_form_in_use() -> None:
     copies = [NARROW_BYTES * 16 // 9] * 2
     assert sizes(both) == sorted(sizes(direct) + copies)
     assert sizes(transformed) == sorted([*copies, 2 * NARROW_BYTES])
+    for model, names in ((direct, {"dense"}), (both, {"dense", "winograd2"}), (transformed, {"winograd2"})):
+        assert weight_bytes(PROGRAM, used(names)) == sum(sizes(model))
     task = both.tasks[NARROW]
     assert task.arguments[:3] == (Argument(0), Argument(1), Argument(1, "winograd2"))
     assert [4 * math.prod(parameter.shape) for parameter in task.parameters[1:3]] == [NARROW_BYTES, copies[0]]
+
+
+def test_a_weight_that_is_used_in_its_further_form_alone_leaves_its_room_to_others() -> None:
+    records = {
+        NARROW: [record(NARROW, "dense", 1e-3), record(NARROW, "winograd2", 4e-4)],
+        WIDE: [record(WIDE, "dense", 2e-3), record(WIDE, "winograd2", 1.5e-3)],
+    }
+    known = {task.key: records.get(index, [record(index, "dense", 1e-3)]) for index, task in enumerate(PROGRAM.tasks)}
+    copies = 2 * NARROW_BYTES * 16 / 9
+
+    def forms(extra: float, variants: int) -> set[str]:
+        config = CompileConfig(TuningConfig(weight_growth=1.0 + extra / PROGRAM.weight_bytes))
+        builder = Builder(PROGRAM, [], HOST, config, known, None, None, Path())  # type: ignore[arg-type]
+        sets = builder._select(lambda found, allowed: pareto_set(found, variants, allowed))
+        assert weight_bytes(PROGRAM, [{each.space for each in one.kept} for one in sets]) <= PROGRAM.weight_bytes + extra
+        return {PROGRAM.tasks[index].key for index, form in enumerate(builder.forms or ()) if form}
+
+    narrow, wide = PROGRAM.tasks[NARROW].key, PROGRAM.tasks[WIDE].key
+    assert forms(copies * 1.01, 1) == {narrow}  # the fastest variant alone: the weight as it is goes, but that is not enough
+    assert forms(2 * copies - 2 * NARROW_BYTES, 1) == {narrow, wide}
 
 
 def test_only_algorithms_have_forms() -> None:
