@@ -100,11 +100,14 @@ def compile_model(
     config, reporter = config or CompileConfig(), reporter or Silent()
     bundle = _usable_output(output, config, model=path)
     reporter.stage("import")
+    return _compile(_onnx_source(path, config, reporter), bundle, config, reporter)
+
+
+def _onnx_source(path: str | os.PathLike[str], config: CompileConfig, reporter: Reporter) -> _Source:
     model = load_model(path, config.shapes)
     for warning in model.warnings:
         reporter.note(warning)
-    source = _Source(to_relax(model), model.name, model.sha256, model.inputs, model.outputs, lambda: _onnx_expectation(model))
-    return _compile(source, bundle, config, reporter)
+    return _Source(to_relax(model), model.name, model.sha256, model.inputs, model.outputs, lambda: _onnx_expectation(model))
 
 
 def compile_module(
@@ -167,7 +170,8 @@ def _require_cost_model() -> None:
 
 def _onnx_expectation(model: OnnxModel) -> assemble.Expectation:
     inputs = random_inputs(model.inputs, SELFTEST_SEED, integer_limits(model.original))
-    found = reference_outputs(model.original, inputs, threads=len(os.sched_getaffinity(0)))
+    threads = len(os.sched_getaffinity(0))
+    found = reference_outputs(model.original, inputs, weights=model.weights, threads=threads)
     return assemble.Expectation(
         f"onnxruntime {onnxruntime.__version__}",
         tuple(inputs[spec.name] for spec in model.inputs),
@@ -181,16 +185,29 @@ def _module_expectation(module: tvm.IRModule, inputs: Sequence[TensorSpec]) -> a
     return assemble.Expectation(f"tvm {tvm.__version__}", tuple(values[spec.name] for spec in inputs), outputs)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Source:
-    """What is compiled, and how to get the outputs that are expected of it."""
+    """What is compiled, and how to get the outputs that are expected of it: each once, as both hold all weights until then."""
 
-    module: tvm.IRModule
+    module: tvm.IRModule | None
     name: str
     sha256: str | None
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    expect: Callable[[], assemble.Expectation]
+    expect: Callable[[], assemble.Expectation] | None
+
+    def take_program(self, target: HostTarget) -> tuple[Program, str]:
+        """The prepared program, and the fingerprint of how it was prepared."""
+        module, self.module = self.module, None
+        assert module is not None
+        prepared = prepare(module, target)
+        return extract(prepared), prepared.fingerprint
+
+    def take_expectation(self) -> assemble.Expectation:
+        """The expected outputs."""
+        expect, self.expect = self.expect, None
+        assert expect is not None
+        return expect()
 
 
 def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Reporter) -> CompileResult:
@@ -201,17 +218,16 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
     reporter.stage("prepare")
     cores = sorted(os.sched_getaffinity(0))  # before TVM or ONNX Runtime run anything: they may change it
     target = detect_target()
-    prepared = prepare(source.module, target)
-    program = extract(prepared)
+    program, fingerprint = source.take_program(target)
     planned = make_plan(program)
     weights_cold = program.weight_bytes + planned.plan.arena_bytes > target.llc_bytes
     name = (config.name or source.name).encode(errors="replace").decode()  # a file's name need not be whole characters
-    identity = assemble.Identity(name, source.sha256, source.inputs, source.outputs, prepared.fingerprint, weights_cold)
-    expectation = source.expect()  # before the tuning: what the reference cannot run could not be verified
+    identity = assemble.Identity(name, source.sha256, source.inputs, source.outputs, fingerprint, weights_cold)
+    expectation = source.take_expectation()  # before the tuning: what the reference cannot run could not be verified
     work = _work_directory(output, config)
-    references = work / "references" / prepared.fingerprint[:16]
+    references = work / "references" / fingerprint[:16]
     with _open_work(work, reporter) as store, PoolMeasurer(target, references, cores=cores) as measurer:
-        clock = FileClock(work / f"clock-{_tuning_key(program, prepared.fingerprint, config)}.json")
+        clock = FileClock(work / f"clock-{_tuning_key(program, fingerprint, config)}.json")
         subjects = [_subject(task, weights_cold) for task in program.tasks]
         tasks = [_tuning_task(task, subject, target, config, own) for task, subject in zip(program.tasks, subjects, strict=True)]
         tuner = Tuner(
@@ -220,7 +236,7 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
             measurer,
             target_key=target.key,
             # What is timed with cold weights is no record for a model whose weights stay in the cache.
-            fingerprint=f"{prepared.fingerprint}-{'cold' if weights_cold else 'warm'}",
+            fingerprint=f"{fingerprint}-{'cold' if weights_cold else 'warm'}",
             config=config.tuning,
             clock=clock,
             report=reporter.progress,

@@ -18,6 +18,7 @@ from mvcompile.bundle.schema import Parameter
 from mvcompile.errors import ModelError
 from mvcompile.frontend.packing import unused_flops
 from mvcompile.frontend.prepare import PreparedModel
+from mvcompile.frontend.weights import values_of
 from mvcompile.types import DTYPE_BYTES, Argument, digest_json
 
 
@@ -127,7 +128,7 @@ class _Reader:
         if isinstance(expr, tvm.ir.GenericConst):
             key = hash(expr.value)
             if key not in self._constants:
-                self._constants[key] = self._add("constant", expr.ty, data=expr.value.numpy())
+                self._constants[key] = self._add("constant", expr.ty, data=values_of(expr))
             return self._constants[key]
         if isinstance(expr, relax.Tuple):
             return tuple(self._lookup(field) for field in expr.fields)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from mvcompile.frontend.weights import values_of
+
 _BINARY = frozenset(f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum"))
 _COMMUTATIVE = ("relax.add", "relax.multiply")
 _IMAGE_AXES = 4
@@ -78,7 +80,7 @@ class _FoldFactors(PyExprMutator):
 
     def _constant(self, expr: relax.Expr) -> NDArray[Any] | None:
         bound = self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
-        return bound.value.numpy() if isinstance(bound, tvm.ir.GenericConst) else None
+        return values_of(bound) if isinstance(bound, tvm.ir.GenericConst) else None
 
     def _with_all_axes(self, call: relax.Call) -> relax.Call:
         axes = len(call.ty.shape)

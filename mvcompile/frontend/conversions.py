@@ -17,12 +17,14 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from mvcompile.frontend.weights import values_of
+
 Conversion = Callable[[Any, Any, "dict[str, Any]"], Any]
 
 
 def constant(expression: Any) -> NDArray[Any] | None:
     """The value of a constant expression, or None."""
-    return expression.value.numpy() if isinstance(expression, tvm.ir.GenericConst) else None
+    return values_of(expression) if isinstance(expression, tvm.ir.GenericConst) else None
 
 
 def static_shape(expression: Any) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from mvcompile.frontend.weights import values_of
+
 _VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
 _TO_CHANNELS_FIRST = [0, 3, 1, 2]
 _TO_CHANNELS_LAST = [0, 2, 3, 1]
@@ -55,7 +57,7 @@ class _FoldMovement(PyExprMutator):
 
     def _constant(self, expr: relax.Expr) -> NDArray[Any] | None:
         bound = self._bound(expr)
-        return bound.value.numpy() if isinstance(bound, tvm.ir.GenericConst) else None
+        return values_of(bound) if isinstance(bound, tvm.ir.GenericConst) else None
 
     def _argument(self, expr: relax.Expr, name: str) -> relax.Expr | None:
         """What `expr` is made from, if it is made by this operator."""

@@ -39,6 +39,7 @@ def read(path: str | os.PathLike[str]) -> tuple[onnx.ModelProto, str]:
     if not model.HasField("graph") or not model.ir_version:
         raise ModelError(f"{file} is not an ONNX model: it has no graph or no IR version")
     digests = [hashlib.sha256(content).hexdigest()]
+    del content  # as large as the model
     for location in sorted({_location(tensor) for tensor in _external_tensors(model)}):
         digests.append(_digest(_resolve(file, location)))
     for tensor in _external_tensors(model):

@@ -21,6 +21,7 @@ from mvcompile.frontend import naming, operators, shapes
 from mvcompile.frontend.conversions import CONVERSIONS, PREPARED
 from mvcompile.frontend.onnx_file import default_opset, read
 from mvcompile.frontend.simplify import simplify
+from mvcompile.frontend.weights import Weights, is_placeholder
 from mvcompile.types import TensorSpec
 
 
@@ -31,7 +32,8 @@ class OnnxModel:
     `inputs` and `outputs` carry the model's own names, in its order; unused inputs and repeated outputs are among them.
     `original` is the model as it came, with static shapes, for the reference. `proto` is what is compiled: the same model under
     safe names, where `input_tensors[i]` and `output_tensors[i]` stand for the i-th input and output. `labels` gives a node's
-    name in the original. `warnings` says what could not be simplified, and why.
+    name in the original. `warnings` says what could not be simplified, and why. `weights` holds what placeholders in both protos
+    stand for.
     """
 
     name: str
@@ -44,6 +46,7 @@ class OnnxModel:
     output_tensors: tuple[str, ...]
     labels: Mapping[str, str]
     warnings: tuple[str, ...]
+    weights: Weights
 
 
 def load_model(path: str | os.PathLike[str], given: Mapping[str, tuple[int, ...]] | None = None) -> OnnxModel:
@@ -52,23 +55,32 @@ def load_model(path: str | os.PathLike[str], given: Mapping[str, tuple[int, ...]
     Raises `UsageError` if a file cannot be read, and `ModelError` if it is no valid model, does not fit the given shapes, lacks a
     static shape (the message has the option to pass), or stores weights outside its directory.
     """
+    weights = Weights()
     model, sha256 = read(path)
-    return from_proto(model, given, name=Path(path).stem, sha256=sha256)
+    model = weights.take(model)  # from here on nobody has the model with its weights in it
+    return _simplified(model, weights, given or {}, Path(path).stem, sha256)
 
 
 def from_proto(
     model: onnx.ModelProto, given: Mapping[str, tuple[int, ...]] | None = None, *, name: str, sha256: str
 ) -> OnnxModel:
     """`load_model` for a model in memory, which is altered."""
+    weights = Weights()
+    return _simplified(weights.take(model), weights, given or {}, name, sha256)
+
+
+def _simplified(
+    model: onnx.ModelProto, weights: Weights, given: Mapping[str, tuple[int, ...]], name: str, sha256: str
+) -> OnnxModel:
     model = operators.expand(model)
-    shapes.apply_shapes(model, given or {})
+    shapes.apply_shapes(model, given)
     shapes.infer_shapes(model)
     core = naming.canonicalize(model)
-    proto, notes = simplify(core)
+    proto, notes = simplify(core, weights)
     inputs = tuple(shapes.tensor_spec(info, "input") for info in shapes.free_inputs(model.graph))
     outputs = _output_specs(model, core, proto)
     _drop_repeated_names(model.graph)
-    return OnnxModel(name, sha256, inputs, outputs, model, proto, core.inputs, core.outputs, core.labels, notes)
+    return OnnxModel(name, sha256, inputs, outputs, model, proto, core.inputs, core.outputs, core.labels, notes, weights)
 
 
 def _drop_repeated_names(graph: onnx.GraphProto) -> None:
@@ -102,7 +114,7 @@ def to_relax(model: OnnxModel) -> tvm.IRModule:
     operator set, reason.
     """
     graph, labels = _with_interface(model)
-    importer = _Importer(graph, labels)
+    importer = _Importer(graph, labels, model.weights)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about names and missing shapes: both have been dealt with
         module = importer.run()
@@ -162,9 +174,10 @@ def _type(ty: Any) -> tuple[str, tuple[int, ...]] | None:
 class _Importer(ONNXGraphImporter):
     """TVM's importer, which goes on after a node that fails, so that all of them can be reported."""
 
-    def __init__(self, proto: onnx.ModelProto, labels: Mapping[str, str]) -> None:
+    def __init__(self, proto: onnx.ModelProto, labels: Mapping[str, str], weights: Weights) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.proto = proto
+        self.weights = weights
         self.labels = labels
         self.nodes = {node.name: node for node in proto.graph.node}
         self.types = {info.name: info for info in [*proto.graph.value_info, *proto.graph.output]}
@@ -184,6 +197,11 @@ class _Importer(ONNXGraphImporter):
         if module is None:
             raise ModelError(failure)
         return module
+
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> tvm.runtime.Tensor:
+        if is_placeholder(tensor_proto):
+            return tvm.runtime.from_dlpack(self.weights.array(tensor_proto))
+        return super()._parse_array(tensor_proto)
 
     def _close_blocks(self) -> None:
         """End what the builder has open after a failure; it writes to stderr otherwise when it is dropped."""

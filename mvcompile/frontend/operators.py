@@ -14,6 +14,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from mvcompile.frontend.onnx_file import default_opset
 from mvcompile.frontend.shapes import free_inputs, static_shape
+from mvcompile.frontend.weights import is_placeholder
 
 STANDARD = ("", "ai.onnx")
 CONTROL_FLOW = ("If", "Loop", "Scan", "SequenceMap")
@@ -143,9 +144,10 @@ class _Facts:
         return dtype
 
     def constant(self, node: onnx.NodeProto, position: int) -> NDArray[Any] | None:
-        """The value of an input, or None if it has none or is computed."""
+        """The value of an input, or None if it has none, is computed, or is a large weight."""
         name = node.input[position] if position < len(node.input) else ""
-        return onnx.numpy_helper.to_array(self.constants[name]) if name in self.constants else None
+        tensor = self.constants.get(name)
+        return None if tensor is None or is_placeholder(tensor) else onnx.numpy_helper.to_array(tensor)
 
 
 _Check = Callable[[onnx.NodeProto, Mapping[str, Any], int, _Facts], "str | None"]

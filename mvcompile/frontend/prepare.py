@@ -16,6 +16,7 @@ from mvcompile.frontend.affine import fold_constant_factors
 from mvcompile.frontend.fastmath import vectorisable_functions
 from mvcompile.frontend.movement import fold_movement
 from mvcompile.frontend.packing import pack_columns, packed_conv2d, packed_matmul, panel_width
+from mvcompile.frontend.weights import values_of
 from mvcompile.target import tvm_target
 from mvcompile.types import HostTarget, digest_json
 
@@ -37,7 +38,7 @@ class PreparedModel:
 
 
 def _numpy_of(expr: relax.Expr) -> np.ndarray | None:
-    return expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+    return values_of(expr) if isinstance(expr, tvm.ir.GenericConst) else None
 
 
 def _bound_constant(builder: relax.BlockBuilder, expr: relax.Expr) -> np.ndarray | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mvcompile.errors import ModelError
 from mvcompile.frontend.onnx_file import skeleton
 from mvcompile.frontend.shapes import free_inputs, static_shape
+from mvcompile.frontend.weights import Weights, trim
 from mvcompile.types import TensorSpec
 
 Array = NDArray[Any]
@@ -23,33 +24,47 @@ FOLLOWED = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "T
 
 
 def reference_outputs(
-    model: onnx.ModelProto | str | os.PathLike[str], inputs: Mapping[str, Array], *, threads: int = 1, optimize: bool = True
+    model: onnx.ModelProto | str | os.PathLike[str],
+    inputs: Mapping[str, Array],
+    *,
+    weights: Weights | None = None,
+    threads: int = 1,
+    optimize: bool = True,
 ) -> dict[str, Array]:
     """Outputs of `model` by name, computed by ONNX Runtime on `threads` cores.
 
-    `inputs` must have every input of the model. `optimize=False` switches its graph rewriting off. Raises `ModelError` if ONNX
-    Runtime refuses the model or the inputs.
+    `inputs` must have every input of the model; `weights` has what its placeholders stand for, if there are any.
+    `optimize=False` switches ONNX Runtime's graph rewriting off. Raises `ModelError` if it refuses the model or the inputs.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
+    # A session that runs once gains nothing from weights in another order, of which it would hold both, and from memory to reuse.
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.enable_cpu_mem_arena = False
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        content, weights = _light(model) if isinstance(model, onnx.ModelProto) else (os.fspath(model), {})
-        options.add_external_initializers(list(weights), list(weights.values()))  # read in place: `weights` lives until the end
-        session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        wanted = {info.name for info in session.get_inputs()}
-        names = [info.name for info in session.get_outputs()]
-        unique = list(dict.fromkeys(names))
-        values = session.run(unique, {name: value for name, value in inputs.items() if name in wanted})
+        content, large = _light(model, weights or Weights()) if isinstance(model, onnx.ModelProto) else (os.fspath(model), {})
+        options.add_external_initializers(list(large), list(large.values()))  # read in place: `large` lives until the end
+        outputs = _run(content, options, inputs)
     except Exception as error:  # its exception classes have no public base
         raise ModelError(f"ONNX Runtime {onnxruntime.__version__} cannot run the model: {error}") from error
-    return dict(zip(unique, values, strict=True))
+    if large:
+        trim()
+    return outputs
 
 
-def _light(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
+def _run(content: bytes | str, options: onnxruntime.SessionOptions, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    wanted = {info.name for info in session.get_inputs()}
+    names = list(dict.fromkeys(info.name for info in session.get_outputs()))
+    values = session.run(names, {name: value for name, value in inputs.items() if name in wanted})
+    return dict(zip(names, values, strict=True))
+
+
+def _light(model: onnx.ModelProto, held: Weights) -> tuple[bytes, dict[str, Any]]:
     """The serialised model without its large weights, and those by name: they need not be copied, nor stay below 2 GiB."""
     light = skeleton(model)
     light.ir_version = max(light.ir_version, 4)  # up to 3, an initializer has to be an input as well
@@ -60,7 +75,7 @@ def _light(model: onnx.ModelProto) -> tuple[bytes, dict[str, Any]]:
             placeholder = light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             placeholder.data_location = onnx.TensorProto.EXTERNAL
             placeholder.external_data.add(key="location", value="in memory")
-            weights[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(onnx.numpy_helper.to_array(tensor))
+            weights[tensor.name] = onnxruntime.OrtValue.ortvalue_from_numpy(held.array(tensor))
     inputs = [info for info in light.graph.input if info.name not in weights]
     del light.graph.input[:]
     light.graph.input.extend(inputs)

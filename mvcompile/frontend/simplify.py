@@ -6,8 +6,6 @@ to have the same outputs, and to compute the same values on random inputs, or th
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import onnx
 import onnxslim
@@ -17,10 +15,10 @@ from mvcompile.frontend.naming import Core
 from mvcompile.frontend.onnx_file import default_opset
 from mvcompile.frontend.reference import Array, integer_limits, random_inputs, reference_outputs
 from mvcompile.frontend.shapes import infer_shapes, tensor_spec
+from mvcompile.frontend.weights import Weights, is_large
 
-LARGE_WEIGHT = 1 << 16
 UNFOLDABLE = {"Gather", "Gemm", "MatMul"}
-"""Weights of so many elements that only these operators read are kept from onnxslim."""
+"""Large weights that only these operators read are kept from onnxslim."""
 
 SKIPPED = ("FusionGemm",)
 """MatMul and Add as a Gemm between two reshapes: the reshapes part the product from what could be fused with it."""
@@ -32,10 +30,13 @@ RTOL, ATOL = 1e-3, 1e-5
 """|a - b| <= RTOL * |b| + ATOL * max|b|: folding a batch norm moves a float32 result by some last places per layer."""
 
 
-def simplify(core: Core) -> tuple[onnx.ModelProto, tuple[str, ...]]:
-    """A simpler model that computes the same outputs under the same names, with inferred shapes; warnings if there is none."""
+def simplify(core: Core, weights: Weights) -> tuple[onnx.ModelProto, tuple[str, ...]]:
+    """A simpler model that computes the same outputs under the same names, with inferred shapes; warnings if there is none.
+
+    `weights` holds those of `core`, and then those of the result as well.
+    """
     try:
-        simple = _checked(core.proto)
+        simple = _checked(core.proto, weights)
     except Exception as error:  # onnxslim raises whatever it stumbles over; the model can be compiled as it is
         return core.proto, (f"not simplified by onnxslim {onnxslim.__version__}: {type(error).__name__}: {error}",)
     kept = {tensor.name for tensor in simple.graph.initializer}
@@ -45,7 +46,7 @@ def simplify(core: Core) -> tuple[onnx.ModelProto, tuple[str, ...]]:
     return simple, ()
 
 
-def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
+def _checked(proto: onnx.ModelProto, weights: Weights) -> onnx.ModelProto:
     """onnxslim's version of `proto`. Raises `ModelError` if it computes something else, or if that could not be found out."""
     if not proto.graph.output:  # all outputs are inputs or constants, and no node is needed
         return onnx.ModelProto(
@@ -53,8 +54,8 @@ def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
             opset_import=proto.opset_import,
             graph=onnx.GraphProto(name=proto.graph.name, input=proto.graph.input),
         )
-    inputs, expected = _expected(proto)
-    simple, weights = _without_unfoldable_weights(proto)
+    inputs, expected = _expected(proto, weights)
+    simple, kept = _without_unfoldable_weights(proto, weights)
     for _ in range(MOST_ROUNDS):
         nodes = len(simple.graph.node)
         simple = onnxslim.slim(simple, no_shape_infer=True, skip_fusion_patterns=list(SKIPPED))
@@ -63,13 +64,15 @@ def _checked(proto: onnx.ModelProto) -> onnx.ModelProto:
         infer_shapes(simple)
         if len(simple.graph.node) == nodes:
             break
-    _restore(simple, weights)
-    _compare(expected, reference_outputs(simple, inputs, optimize=False))
+    _restore(simple, kept)
+    simple = weights.take(simple)
+    _compare(expected, reference_outputs(simple, inputs, weights=weights, optimize=False))
     return simple
 
 
-def _without_unfoldable_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy of `proto` in which large weights that only products and look-ups read are inputs, and those weights by name.
+def _without_unfoldable_weights(proto: onnx.ModelProto, weights: Weights) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
+    """A copy of `proto` in which large weights that only products and look-ups read are inputs, and those weights by
+    name.
 
     onnxslim can fold nothing into them, and would copy all of them several times.
     """
@@ -81,31 +84,31 @@ def _without_unfoldable_weights(proto: onnx.ModelProto) -> tuple[onnx.ModelProto
     light.graph.CopyFrom(onnx.GraphProto(name=proto.graph.name, node=proto.graph.node, value_info=proto.graph.value_info))
     light.graph.input.extend(proto.graph.input)
     light.graph.output.extend(proto.graph.output)
-    weights = {}
+    kept = {}
     for tensor in proto.graph.initializer:
-        if math.prod(tensor.dims) >= LARGE_WEIGHT and readers.get(tensor.name, set()) <= UNFOLDABLE:
-            weights[tensor.name] = tensor
+        if is_large(tensor) and readers.get(tensor.name, set()) <= UNFOLDABLE:
+            kept[tensor.name] = tensor
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
         else:
-            light.graph.initializer.append(tensor)
-    return light, weights
+            light.graph.initializer.append(weights.whole(tensor))
+    return light, kept
 
 
-def _restore(simple: onnx.ModelProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """Turn the inputs that stand for `weights` into initializers again."""
+def _restore(simple: onnx.ModelProto, kept: dict[str, onnx.TensorProto]) -> None:
+    """Turn the inputs that stand for `kept` into initializers again."""
     inputs = list(simple.graph.input)
     del simple.graph.input[:]
     for info in inputs:
-        if info.name in weights:
-            simple.graph.initializer.append(weights[info.name])
+        if info.name in kept:
+            simple.graph.initializer.append(kept[info.name])
         else:
             simple.graph.input.append(info)
 
 
-def _expected(proto: onnx.ModelProto) -> tuple[dict[str, Array], dict[str, Array]]:
+def _expected(proto: onnx.ModelProto, weights: Weights) -> tuple[dict[str, Array], dict[str, Array]]:
     specs = [tensor_spec(info, "input") for info in proto.graph.input]
     inputs = random_inputs(specs, seed=0, limits=integer_limits(proto))
-    return inputs, reference_outputs(proto, inputs, optimize=False)
+    return inputs, reference_outputs(proto, inputs, weights=weights, optimize=False)
 
 
 def _compare(expected: dict[str, Array], found: dict[str, Array]) -> None:

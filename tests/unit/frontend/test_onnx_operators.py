@@ -40,7 +40,7 @@ BOXES = {"b": IMAGE[0, :1, :, :4], "c": IMAGE[:, :1, 0, :7], "n": np.array([1]),
 @pytest.fixture
 def unsimplified(monkeypatch: pytest.MonkeyPatch) -> None:
     """Import models as they are: simplification folds some of what is looked at here."""
-    monkeypatch.setattr(onnx_import, "simplify", lambda core: (core.proto, ()))
+    monkeypatch.setattr(onnx_import, "simplify", lambda core, weights: (core.proto, ()))
 
 
 @pytest.mark.usefixtures("unsimplified")
