@@ -29,7 +29,8 @@ def allocate(nbytes: int) -> Array:
     huge = nbytes >= _HUGE_PAGE_BYTES
     room = align(nbytes, _HUGE_PAGE_BYTES) + _HUGE_PAGE_BYTES if huge else max(nbytes, 1)
     try:
-        mapping = mmap.mmap(-1, room)
+        # Not shared, which is mmap's default: whether the system has huge pages for shared memory is another setting, mostly off.
+        mapping = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, ValueError, OverflowError) as error:
         remedy = "free memory or raise the process's limit (ulimit -v)"
         raise EnvironmentProblem(f"no memory for {nbytes} bytes of tensors: {error}; {remedy}") from error
@@ -39,6 +40,14 @@ def allocate(nbytes: int) -> Array:
     block = np.frombuffer(mapping, np.uint8)
     skip = -address(block) % _HUGE_PAGE_BYTES if huge else 0
     return block[skip : skip + nbytes]
+
+
+def copied(data: memoryview) -> memoryview:
+    """A read-only copy of `data` (bytes), aligned and in huge pages as `allocate` gives it. Raises EnvironmentProblem."""
+    block = allocate(data.nbytes)
+    np.copyto(block, np.frombuffer(data, np.uint8))
+    block.flags.writeable = False
+    return memoryview(block)  # type: ignore[arg-type]
 
 
 def allocate_array(dtype: str, shape: tuple[int, ...]) -> Array:

@@ -17,6 +17,7 @@ from mvcompile.bundle.interference import Interference
 from mvcompile.bundle.reader import Bundle, open_bundle
 from mvcompile.bundle.schema import KERNELS, RUNTIME_LIBRARY, WEIGHTS, Manifest, Variant
 from mvcompile.errors import BundleError, EnvironmentProblem, UsageError
+from mvcompile.runtime import memory
 from mvcompile.runtime.adaptation import Adaptation
 from mvcompile.runtime.adapting import Adapting, adapting, fastest_alone, read_interference
 from mvcompile.runtime.cores import CoreRegistry, Lease
@@ -63,6 +64,7 @@ def load(
     cores: Sequence[int] | None = None,
     share_cores: bool = False,
     verify: bool = True,
+    copy_weights: bool = False,
     policy: str | Policy | None = None,
     monitor: str | MonitorSpec | None = None,
     on_switch: Callable[[Switch], object] | None = None,
@@ -72,8 +74,9 @@ def load(
 
     The session runs on `threads` cores that no other session of this process holds, or on exactly `cores` (one thread each, the
     first one runs what is not parallel); with `share_cores` it may take cores that others hold. Without `verify` the digests of
-    the bundle's members are not checked: for files that were verified before. With a `policy` or a `monitor` it adapts from the
-    start, as `Session.adapt` describes.
+    the bundle's members are not checked: for files that were verified before. With `copy_weights` the weights are copied to
+    memory of the session's own, in huge pages where the system has them, instead of being mapped from the file. With a `policy`
+    or a `monitor` it adapts from the start, as `Session.adapt` describes.
 
     Raises UsageError for a file that cannot be read and for cores that cannot be had, BundleError for a file that is damaged or
     no bundle, IncompatibleBundleError for a newer format, another architecture, CPU features this CPU lacks, another system or
@@ -88,7 +91,8 @@ def load(
             undo.callback(_CORES.release, lease)
             ensure_tvm_runtime(bundle.member(RUNTIME_LIBRARY))
             alone = lease.cores[0] if len(lease.cores) == 1 else None
-            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), bundle.member(WEIGHTS), alone)
+            weights = memory.copied(bundle.member(WEIGHTS)) if copy_weights else bundle.member(WEIGHTS)
+            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), weights, alone)
         except BundleError as error:
             raise _named(bundle, error) from error
         worker = _worker(lease.cores, _thread_name(bundle), program)

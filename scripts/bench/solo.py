@@ -120,9 +120,9 @@ def judge(name: str, seconds: Mapping[str, Sequence[float]]) -> Row:
     return {"model": name, "engines": rows, "best_peer": best, "ours_over_best": rows[best]["ours_over_this"]}
 
 
-def compare(model: Path, bundle: Path, cores: Sequence[int], rounds: int) -> Row:
+def compare(model: Path, bundle: Path, cores: Sequence[int], rounds: int, copy_weights: bool) -> Row:
     """Measures one network, with engines that live no longer than that."""
-    with runtime.load(bundle, cores=cores) as session:
+    with runtime.load(bundle, cores=cores, copy_weights=copy_weights) as session:
         calls = engines(model, session, cores)
         row = judge(model.name, measure(calls, rounds, SETTLE_S if len(cores) > 1 else 0.0))
         row["bundle"], row["cpu"] = bundle.name, session.manifest.target.cpu_model
@@ -149,6 +149,7 @@ def main() -> int:
     parser.add_argument("paths", type=Path, nargs="+", metavar="MODEL.onnx BUNDLE.mvb", help="or a folder")
     parser.add_argument("--threads", type=int, default=1, help="of every engine (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="of each network (default: %(default)s)")
+    parser.add_argument("--copy-weights", action="store_true", help="of bundles to memory of their own (`runtime.load`)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     allowed = sorted(os.sched_getaffinity(0))
@@ -169,7 +170,7 @@ def main() -> int:
     rows: list[Row] = []
     for model, bundle in networks:
         try:
-            rows.append(compare(model, bundle, cores, options.rounds))
+            rows.append(compare(model, bundle, cores, options.rounds, options.copy_weights))
         except MvcompileError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tvm
@@ -14,6 +16,26 @@ def test_allocations_are_zero_and_aligned(nbytes: int) -> None:
     block = memory.allocate(nbytes)
     assert (block.size, block.any()) == (nbytes, False)
     assert nbytes == 0 or memory.address(block) % (4096 if nbytes < 2 * 2**20 else 2 * 2**20) == 0
+
+
+@pytest.mark.parametrize("nbytes", [4096, 4 * 2**20])
+def test_allocations_are_private_which_huge_pages_need(nbytes: int) -> None:
+    block = memory.allocate(nbytes)
+    ranges = [line.split()[:2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    found = [
+        kind
+        for kind, (begin, end) in ((kind, (int(each, 16) for each in span.split("-"))) for span, kind in ranges)
+        if begin <= memory.address(block) < end
+    ]
+    assert found == ["rw-p"]
+
+
+def test_a_copy_is_aligned_read_only_and_the_same() -> None:
+    data = bytes(range(256)) * 3
+    copy = memory.copied(memoryview(data)[64:])
+    assert copy.readonly
+    assert bytes(copy) == data[64:]
+    assert memory.address(np.frombuffer(copy, np.uint8)) % 64 == 0
 
 
 @pytest.mark.parametrize("nbytes", [2**60, 2**63 - 1])

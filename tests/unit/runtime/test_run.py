@@ -109,6 +109,12 @@ def test_read_only_inputs_with_a_numpy_that_does_not_lend_them(session: Session,
         assert_close(session.run(inputs), tiny_reference(inputs))
 
 
+def test_copied_weights_give_the_same_outputs(bundle: Path) -> None:
+    with load(bundle, copy_weights=True) as session:
+        inputs = tiny_inputs(0)
+        assert_close(session.run(inputs), tiny_reference(inputs))
+
+
 @pytest.mark.parametrize("selection", list(itertools.product((0, 1), (0, 1), (0,))))
 def test_each_selection_runs_its_variants(doubling: Path, selection: tuple[int, ...]) -> None:
     inputs = tiny_inputs(2)
