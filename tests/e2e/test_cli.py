@@ -149,13 +149,11 @@ def test_json_mode_is_one_object_a_line(small_compiled: tuple[Path, Any]) -> Non
     path, done = small_compiled
     assert (done.code, done.err) == (OK, "")
     events = [json.loads(line) for line in done.out.splitlines()]
-    stages = [each["name"] for each in events if each["event"] == "stage"]
-    profiled = ["profile"] if "profile" in stages else []  # whether there is a choice of variants, four timings decide
-    assert stages == ["import", "prepare", "tune", "build", *profiled, "verify"]
-    progress = [each for each in events if each["event"] == "progress"]
-    assert events[-1]["event"] == "result"
-    assert (events[-1]["path"], events[-1]["trials"]) == (path.name, progress[-1]["trials"])
-    assert 1 <= progress[-1]["trials"] <= 4
+    stages = " ".join(each["name"] for each in events if each["event"] == "stage")
+    assert stages.replace(" profile", "") == "import prepare tune build verify"  # four timings decide whether there is a choice
+    trials = [each["trials"] for each in events if each["event"] == "progress"]
+    assert (events[-1]["event"], events[-1]["path"], events[-1]["trials"]) == ("result", path.name, trials[-1])
+    assert 1 <= trials[-1] <= 4
 
 
 @pytest.fixture
