@@ -278,7 +278,8 @@ class Session:
         What `select` selects meanwhile stays until the policy decides anew.
 
         Raises UsageError for an unknown name, and for a bundle that was not profiled, or not on this number of cores;
-        EnvironmentProblem for counters that cannot be read; BundleError if the profile is damaged.
+        EnvironmentProblem for counters that cannot be read; BundleError if the profile is damaged. Warns with ProfileWarning if
+        the residual monitor gets a profile of another CPU model.
         """
         self._require_open()
         wanted = None if policy is None else adapting(policy, monitor, on_switch)
