@@ -23,6 +23,7 @@ from mvcompile.errors import EnvironmentProblem
 from mvcompile.plan import Lifetime, assign_offsets
 from mvcompile.runtime.driver import DRIVER, LOOP, LOOP_IR
 from mvcompile.runtime.entrance_ir import entrance_ir
+from mvcompile.runtime.team_ir import team_ir
 from mvcompile.target import tvm_target
 from mvcompile.tasks import Program
 from mvcompile.types import DTYPE_BYTES, HostTarget, align
@@ -65,10 +66,8 @@ def build_library(path: Path, kernels: Sequence[Kernel], target: HostTarget) -> 
     linker = find_linker()
     executable = tvm.compile(tvm.IRModule(functions), target=tvm_target(target))
     with tempfile.TemporaryDirectory(prefix="mvcompile-") as folder:
-        entrance = entrance_object(Path(folder), target.triple)
-        executable.export_library(
-            str(path), fcompile=lambda output, objects, **_: _link(linker, output, [*objects, str(entrance)])
-        )
+        more = map(str, runtime_objects(Path(folder), target.triple))
+        executable.export_library(str(path), fcompile=lambda output, objects, **_: _link(linker, output, [*objects, *more]))
 
 
 def _function(kernel: Kernel) -> Any:
@@ -88,11 +87,15 @@ def step_driver() -> Any:
     return tirx.PrimFunc(words, body)
 
 
-def entrance_object(folder: Path, triple: str) -> Path:
-    """An object file in `folder` with the way into the driver for CPython (`mvcompile.runtime.entrance_ir`), to be linked too."""
-    source, found = folder / "entrance.ll", folder / "entrance.o"
-    source.write_text(entrance_ir(triple))
-    tvm.runtime.load_module(str(source)).write_to_file(str(found), "o")
+def runtime_objects(folder: Path, triple: str) -> list[Path]:
+    """Object files in `folder` that are to be linked too: the way into the driver for CPython (`mvcompile.runtime.entrance_ir`),
+    and how a parallel loop is shared among threads (`mvcompile.runtime.team_ir`)."""
+    found = []
+    for name, ir in (("entrance", entrance_ir(triple)), ("team", team_ir(triple))):
+        source = folder / f"{name}.ll"
+        source.write_text(ir)
+        found.append(source.with_suffix(".o"))
+        tvm.runtime.load_module(str(source)).write_to_file(str(found[-1]), "o")
     return found
 
 

@@ -21,6 +21,7 @@ from mvcompile.runtime.native import Kernel, Library
 from mvcompile.runtime.outputs import OutputPool, Outputs
 from mvcompile.runtime.stamps import StampRing
 from mvcompile.runtime.steps import NativeSteps, PythonSteps, StepError, Steps
+from mvcompile.runtime.team import TeamCalls, team_calls
 
 Kernels = tuple[tuple[Kernel, ...], ...]
 """Per task, per variant."""
@@ -31,14 +32,13 @@ _PREPARED = 64
 _Result = TypeVar("_Result")
 
 
-def load_program(manifest: Manifest, library: Library, weights: memoryview, core: int | None) -> Program:
-    """The program of a bundle, which pins the thread that runs it to `core` meanwhile if the bundle's driver can do that (see
-    `Program.pins`) and `core` is not None.
+def load_program(manifest: Manifest, library: Library, weights: memoryview) -> Program:
+    """The program of a bundle.
 
     Raises BundleError if the library lacks a kernel, EnvironmentProblem for lack of memory.
     """
     kernels = _find_kernels(manifest.tasks, library)
-    return Program(manifest, kernels, weights, library.function(DRIVER), core, library.function(ENTRANCE))
+    return Program(manifest, kernels, weights, library.function(DRIVER), library.function(ENTRANCE), team_calls(library))
 
 
 def _find_kernels(tasks: Sequence[Task], library: Library) -> Kernels:
@@ -59,7 +59,9 @@ class Program:
     `changed_ns` is when the selection was last changed (CLOCK_MONOTONIC): a run that began later has had all of it from its first
     step on. Whoever reads both holds `changing`.
 
-    `entrance` is another way to run it, None if there is none: not during a run, and no run while it is open.
+    `entrance` is another way to run it, None if there is none: not during a run, and no run while it is open. `pins` says whether
+    it can pin the thread that runs (`settle`); `team_calls` are what shares its parallel loops among threads, None if the bundle
+    has nothing but TVM's pool for that.
     """
 
     def __init__(
@@ -68,8 +70,8 @@ class Program:
         kernels: Kernels,
         weights: memoryview,
         driver: Kernel | None,
-        core: int | None = None,
         entrance: Kernel | None = None,
+        team_calls: TeamCalls | None = None,
     ) -> None:
         plan = manifest.plan
         self._layers = tuple(step.layer for step in plan.steps)
@@ -87,9 +89,10 @@ class Program:
         tensors = [memory.tensor(array) for array in arrays]
         arguments = [[tensors[index] for index in step.arguments] for step in plan.steps]
         sources = [arrays[index] for index in results]
-        self.pins = driver is not None and core is not None
+        self.pins = driver is not None
+        self.team_calls = None if driver is None else team_calls
         self._steps: Steps = (
-            PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources, core)
+            PythonSteps(first, arguments, sources) if driver is None else NativeSteps(driver, first, arguments, sources)
         )
         self.entrance = (
             open_entrance(entrance, self._steps.run_address, len(plan.steps), dict(self._own), manifest.model.outputs)
@@ -131,9 +134,12 @@ class Program:
         if self.entrance is not None:
             self.entrance.record(ring)
 
-    def pin(self, core: int | None) -> None:
-        """Pin the thread that runs to `core` meanwhile, if the bundle's driver can. Not during a run."""
-        self.pins = self._steps.pin(core)
+    def settle(self, core: int | None, team: int = 0) -> None:
+        """From now on pin the thread that runs to `core` meanwhile, if the program pins, and share parallel loops with the team
+        at this address, if there is one. Not during a run."""
+        self._steps.pin(core)
+        if self.team_calls is not None:
+            self.team_calls.team(team)
 
     def selected(self) -> tuple[int, ...]:
         """The selected variant of each step; nothing after `clear`."""
@@ -180,7 +186,7 @@ class Program:
         with self.changing:
             self._choices, self._variant_of, self._steps, self._prepared = (), {}, PythonSteps((), (), ()), {}
         self.input_buffers, self._input_tensors, self._own = [], [], ()
-        self._pool = OutputPool(())
+        self._pool, self.team_calls = OutputPool(()), None
         if self.entrance is not None:
             self.entrance.clear()
             self.entrance = None

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType, TracebackType
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from mvcompile.bundle.interference import Interference
 from mvcompile.bundle.reader import Bundle, open_bundle
@@ -33,7 +33,7 @@ from mvcompile.runtime.policy import Costs, Fixed, Policy
 from mvcompile.runtime.program import Program, load_program
 from mvcompile.runtime.selection import Choice, LayerTable
 from mvcompile.runtime.tracing import Trace
-from mvcompile.runtime.worker import CallingThread, OwnThread, WorkerStoppedError
+from mvcompile.runtime.worker import Worker, WorkerStoppedError, settle, worker_for
 from mvcompile.types import Objectives, TensorSpec, Verification
 
 _CORES = CoreRegistry()
@@ -90,12 +90,12 @@ def load(
             lease = _CORES.lease(str(bundle.path), threads, cores, share_cores)
             undo.callback(_CORES.release, lease)
             ensure_tvm_runtime(bundle.member(RUNTIME_LIBRARY))
-            alone = lease.cores[0] if len(lease.cores) == 1 else None
             weights = memory.copied(bundle.member(WEIGHTS)) if copy_weights else bundle.member(WEIGHTS)
-            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), weights, alone)
+            program = load_program(bundle.manifest, Library(bundle.member(KERNELS)), weights)
         except BundleError as error:
             raise _named(bundle, error) from error
-        worker = _worker(lease.cores, _thread_name(bundle), program)
+        worker = worker_for(program, lease.cores, _thread_name(bundle))
+        settle(program, worker)
         undo.pop_all()
     session = Session(bundle, program, worker, lease)
     program.select_all(fastest_alone(bundle, len(lease.cores)))
@@ -108,24 +108,17 @@ def load(
     return session
 
 
-Worker: TypeAlias = CallingThread | OwnThread
-
-
 def _thread_name(bundle: Bundle) -> str:
     return f"mvcompile {bundle.manifest.model.name}"
-
-
-def _worker(cores: Sequence[int], name: str, program: Program) -> Worker:
-    return CallingThread(cores[0], not program.pins, program.entrance) if len(cores) == 1 else OwnThread(cores, name)
 
 
 class Session:
     """A bundle that is ready to run; made by `load`. All methods may be called from any thread; runs take turns.
 
-    A session of one core runs in the thread that calls it, which is pinned to that core for as long as the run takes; one of
-    several cores has a thread of its own and a pool, pinned to its cores. Use it as a context manager or call `close`, which
-    gives its cores and memory back, as the garbage collector does. In a forked child a session cannot be used: every method
-    raises UsageError there.
+    A session runs in the thread that calls it, which is pinned to its first core for as long as the run takes; one of several
+    cores has a thread for each of the others, with which it shares parallel loops. Use it as a context manager or call `close`,
+    which gives its cores and memory back, as the garbage collector does. In a forked child a session cannot be used: every
+    method raises UsageError there.
     """
 
     def __init__(self, bundle: Bundle, program: Program, worker: Worker, lease: Lease) -> None:
@@ -336,15 +329,14 @@ class Session:
             try:
                 if self._adapting is not None:
                     self._adapting.costs(self._bundle, self.interference, len(lease.cores))
-                own = OwnThread(lease.cores, _thread_name(self._bundle)) if len(lease.cores) > 1 else None
+                worker = worker_for(self._program, lease.cores, _thread_name(self._bundle))
             except BaseException:
                 _CORES.release(lease)
                 raise
-            self._worker.stop(_cleanup(partial(self._program.pin, None if own else lease.cores[0])))
+            self._worker.stop(partial(settle, self._program, worker))
             self._worker.join()
             before, finalizer = self._lease, self._finalizer
-            self._worker = _worker(lease.cores, _thread_name(self._bundle), self._program) if own is None else own
-            self._lease = lease
+            self._worker, self._lease = worker, lease
             self._finalizer = self._finalize()
             finalizer.detach()
             _CORES.release(before)

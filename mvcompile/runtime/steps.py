@@ -61,8 +61,8 @@ class Steps(Protocol):
     def record(self, ring: StampRing | None) -> None:
         """Let every `run` leave its stamps in `ring` from now on, or none."""
 
-    def pin(self, core: int | None) -> bool:
-        """Pin the thread that runs to `core` meanwhile, from now on; not if that is None. Returns whether these steps can."""
+    def pin(self, core: int | None) -> None:
+        """Pin the thread that runs to `core` meanwhile, from now on, if these steps can; not if that is None."""
 
     def run(self, outputs: Outputs) -> None:
         """Run the steps and copy what they leave to `outputs`. Raises StepError, PinError, and what the ring's listener does."""
@@ -101,8 +101,8 @@ class PythonSteps:
     def record(self, ring: StampRing | None) -> None:
         self._ring = ring
 
-    def pin(self, core: int | None) -> bool:
-        return False
+    def pin(self, core: int | None) -> None:
+        """They cannot."""
 
     def run(self, outputs: Outputs) -> None:
         if self._ring is None:
@@ -137,13 +137,11 @@ class PythonSteps:
 
 
 class NativeSteps:
-    """Steps that the bundle's driver runs (`driver.py` describes the words), pinned to `core` if it is not None.
+    """Steps that the bundle's driver runs (`driver.py` describes the words).
 
     `run_address` is where the driver finds all of it."""
 
-    def __init__(
-        self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array], core: int | None
-    ) -> None:
+    def __init__(self, driver: Kernel, kernels: Sequence[Kernel], arguments: Arguments, sources: Sequence[Array]) -> None:
         self._driver = driver
         self._kernels: dict[int, Kernel] = {}
         self._known: dict[int, tuple[Kernel, int]] = {}
@@ -160,7 +158,7 @@ class NativeSteps:
         self._held = list(sources)
         self._words = np.zeros(RUN_WORDS, np.uint64)
         self._words[:_MASK] = memory.address(self._steps), len(counts), memory.address(self._sources), len(sources)
-        self.pin(core)
+        self.pin(None)
         self._ring: StampRing | None = None
         self._count, self.run_address = len(counts), memory.address(self._words)
         self._times = np.zeros((len(counts) + 1, 2), np.int64)
@@ -205,11 +203,10 @@ class NativeSteps:
     def record(self, ring: StampRing | None) -> None:
         self._ring = ring
 
-    def pin(self, core: int | None) -> bool:
+    def pin(self, core: int | None) -> None:
         self._core = core
         self._mask = np.frombuffer(b"" if core is None else mask_of(core), np.uint8)
         self._words[_MASK:] = 0 if core is None else memory.address(self._mask), self._mask.size
-        return core is not None
 
     def run(self, outputs: Outputs) -> None:
         ring = self._ring

@@ -1,4 +1,5 @@
-"""Where a session's kernels run: in the calling thread for a session of one core, in a thread of its own for several.
+"""Where a session's kernels run: in the calling thread; or in a thread of its own for a session of several cores whose bundle
+knows no other way to share parallel loops than TVM's thread pool.
 
 A hand-over to another thread and back costs 0.3 to 0.5 ms after 10 ms of work on a virtual machine with two cores, nearly all
 of it the time in which sleeping cores wake up: more than the kernels of a small layer take. A thread pool, on the other hand,
@@ -12,12 +13,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mvcompile.errors import EnvironmentProblem
 from mvcompile.runtime.cpus import PinError
 from mvcompile.runtime.entrance import Entrance, mark_thread
 from mvcompile.runtime.native import configure_thread_pool
+from mvcompile.runtime.program import Program
+from mvcompile.runtime.team import Team
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -42,20 +45,31 @@ class _Job:
 
 
 class CallingThread:
-    """Runs calls in the thread that makes them, one at a time, pinned to `core` for as long as a call takes; or as it is if that
-    is None, for calls that pin the thread themselves.
+    """Runs calls in the thread that makes them, one at a time, pinned to `core` for as long as a call takes, unless `pin` is
+    False: for calls that pin the thread themselves. Parallel loops are shared with the threads of `team`.
 
     A thread that has made a call keeps TVM's setting of one thread for its parallel loops: it matters only to code that calls
     TVM's kernels there by other ways.
     """
 
-    def __init__(self, core: int, pin: bool = True, entrance: Entrance | None = None) -> None:
-        """During a call `entrance` is shut: nobody runs by that way meanwhile."""
+    def __init__(self, core: int, pin: bool = True, entrance: Entrance | None = None, team: Team | None = None) -> None:
+        """During a call `entrance` is shut: nobody runs by that way meanwhile. `team` ends when this is stopped."""
         self._core = frozenset((core,))
         self._pin = pin
         self._entrance = entrance
+        self._team = team
         self._gate = threading.Lock()
         self._stopped = False
+
+    @property
+    def core(self) -> int:
+        """Where the steps run."""
+        return min(self._core)
+
+    @property
+    def team_address(self) -> int:
+        """Of the team, 0 if there is none."""
+        return 0 if self._team is None else self._team.address
 
     def call(self, function: Callable[[Argument], Result], argument: Argument) -> Result:
         """`function(argument)`. Raises what it raises, WorkerStoppedError after `stop`, PinError."""
@@ -96,10 +110,14 @@ class CallingThread:
                 if self._entrance is not None:
                     self._entrance.shut()
                     self._entrance = None
+                if self._team is not None:
+                    self._team.stop()
                 last()
 
     def join(self) -> None:
-        """Nothing is left to wait for after `stop`."""
+        """Wait for the threads of the team."""
+        if self._team is not None:
+            self._team.join()
 
 
 _thread_state = threading.local()
@@ -193,3 +211,26 @@ def _serve(queue: SimpleQueue[_Job]) -> None:
         done.release()
         if last:
             return
+
+
+Worker: TypeAlias = CallingThread | OwnThread
+
+
+def worker_for(program: Program, cores: Sequence[int], name: str) -> Worker:
+    """Where `program` can run on `cores`, the first one being where serial code runs; it does once it is settled there.
+
+    Raises EnvironmentProblem if a thread cannot be had.
+    """
+    if len(cores) == 1:
+        return CallingThread(cores[0], not program.pins, program.entrance)
+    if program.team_calls is None:
+        return OwnThread(cores, name)
+    return CallingThread(cores[0], not program.pins, program.entrance, Team(program.team_calls, cores, name))
+
+
+def settle(program: Program, worker: Worker) -> None:
+    """Let `worker` be where `program` runs from now on. Not during a run."""
+    if isinstance(worker, CallingThread):
+        program.settle(worker.core, worker.team_address)
+    else:
+        program.settle(None)

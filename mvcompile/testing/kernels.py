@@ -26,7 +26,7 @@ import tvm
 import tvm_ffi
 from tvm import te, tirx
 
-from mvcompile.build import entrance_object, step_driver
+from mvcompile.build import runtime_objects, step_driver
 from mvcompile.bundle import schema
 from mvcompile.bundle.interference import INTERFERENCE, Interference, encode_interference
 from mvcompile.bundle.schema import Manifest
@@ -111,7 +111,7 @@ def tiny_kernels(scales: Scales, driver: bool) -> bytes:
     target = tvm.target.Target({"kind": "llvm", "mtriple": _triple(), "mcpu": _cpu(), "num-cores": 2})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, schema.KERNELS)
-        extra = [str(entrance_object(Path(folder), _triple()))] if driver else None
+        extra = [str(each) for each in runtime_objects(Path(folder), _triple())] if driver else None
         tvm.compile(module, target=target).export_library(str(path), addons=extra)
         return path.read_bytes()
 

@@ -57,10 +57,11 @@ def test_one_program_under_two_symbols(tmp_path: Path, host: HostTarget) -> None
 
 
 @pytest.mark.parametrize(("triple", "machine"), [("x86_64-unknown-linux-gnu", 62), ("aarch64-unknown-linux-gnu", 183)])
-def test_the_entrance_is_for_the_target(tmp_path: Path, triple: str, machine: int) -> None:
-    code = build.entrance_object(tmp_path, triple).read_bytes()
-    assert (code[:4], code[18]) == (b"\x7fELF", machine)
-    assert b"__tvm_ffi_mvcompile_entrance" in code
+def test_what_the_runtime_adds_is_for_the_target(tmp_path: Path, triple: str, machine: int) -> None:
+    codes = [path.read_bytes() for path in build.runtime_objects(tmp_path, triple)]
+    assert {(code[:4], code[18]) for code in codes} == {(b"\x7fELF", machine)}
+    symbols = [b"__tvm_ffi_mvcompile_entrance", b"__tvm_ffi_mvcompile_team"]
+    assert [symbol in code for symbol, code in zip(symbols, codes, strict=True)] == [True, True]
 
 
 LIBRARY = """

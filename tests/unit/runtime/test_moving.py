@@ -73,11 +73,11 @@ def test_cores_are_leased_and_given_back(bundle: Path, two_cores: list[int]) -> 
 def test_a_thread_that_cannot_be_had_leaves_the_session_where_it_was(
     bundle: Path, two_cores: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(cores: object, name: object) -> None:
+    def fail(*arguments: object) -> None:
         raise EnvironmentProblem("no thread")
 
     with load(bundle, cores=two_cores[:1]) as session:
-        monkeypatch.setattr("mvcompile.runtime.session.OwnThread", fail)
+        monkeypatch.setattr("mvcompile.runtime.worker.Team", fail)
         if len(two_cores) == 2:
             with pytest.raises(EnvironmentProblem, match="no thread"):
                 session.set_cores(two_cores)
