@@ -134,6 +134,9 @@ def _check_profile(profile: CoreProfile, levels: int, counts: list[int], path: s
             _check_rows(rows, counts, f"{path}.{name}[{level}]")
     _require_length(profile.selections, levels, f"{path}.selections")
     _require_length(profile.group, levels, f"{path}.group")
+    for level, number in enumerate(profile.group):
+        if number >= levels:
+            raise fault(f"{INTERFERENCE}.{path}.group[{level}]", number, f"0 to {levels - 1}, the number of a level")
     for level, selection in enumerate(profile.selections):
         where = f"{path}.selections[{level}].variants"
         _require_length(selection.variants, len(counts), where)

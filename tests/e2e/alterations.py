@@ -1,17 +1,15 @@
 """Altered bundles, each made from a seed, and what becomes of them: `python alterations.py BUNDLE FIRST COUNT STEP`.
 
-Seed n gives the alteration `KINDS[n % len(KINDS)]` with random choices of its own. Two families:
+Seed n gives the n-th kind of alteration, in turns, with random choices of its own. Two families:
 
 * what happens to files (bits flipped, cut, appended, moved, zeroed; nothing recomputed): must be refused;
 * what a faulty writer or a forger makes (the manifest or the data members changed, digests that fit again): must be refused, or
-  run right, or be found wrong by the bundle's own test.
+  run right, or be found wrong by the bundle's own test. A bundle with a profile (interference.json) has that changed, too.
 
 Never altered with a digest that fits: the bytes of the two libraries. A forger who writes the library runs any code he likes,
 which no test of ours could judge and no machine should run.
 
-Each file is used in a forked child, so that a crash or a hang ends nothing else: opened, described, loaded, run with every layer
-on its first and on its last variant, self-tested on both and on every single-layer switch. One JSON line for each tells the
-outcome.
+Each file is used as `outcomes.py` says. One JSON line for each tells the outcome.
 """
 
 from __future__ import annotations
@@ -21,30 +19,20 @@ import itertools
 import json
 import os
 import random
-import select
-import signal
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from outcomes import Expected, watch
 
 from mvcompile.bundle.digest import MemberHash
-from mvcompile.bundle.inspect import describe, to_json
-from mvcompile.bundle.reader import open_bundle
-from mvcompile.bundle.schema import HEADER_BYTES, KERNELS, PAGE_BYTES, RUNTIME_LIBRARY, SELFTEST
-from mvcompile.errors import BundleError, EnvironmentProblem
-from mvcompile.runtime import Session, load, selftest, selftest_switches
+from mvcompile.bundle.interference import INTERFERENCE
+from mvcompile.bundle.schema import HEADER_BYTES, KERNELS, PAGE_BYTES, RUNTIME_LIBRARY
 from mvcompile.testing.bundles import replace_manifest
 from mvcompile.types import align
 
-RTOL, ATOL = 1e-3, 1e-5
-LIMIT_S = 60.0
 JUNK: list[Any] = [None, True, False, -1, 0, 1, 2, 63, 64, 4096, 2**31, 2**63 - 1, 2**63, 10**40, 0.5, -0.5, 1e-300, 1e308]
 JUNK += [float("nan"), float("inf"), "", "x", "float32", "int64", "arena", "input", "constant", "weights.bin", "kernels.so"]
 JUNK += ["0" * 64, "\ud800", "é\u202e\x1b[2J", "../../etc/passwd", "a\0b", [], [0], [[]], [1] * 40, {}, {"x": 1}]
@@ -61,6 +49,12 @@ class Original:
         self.text = self.data[HEADER_BYTES : self.manifest_end]
         used = sorted([(0, self.manifest_end), *self.members.values()])
         self.gaps = [(end, begin) for (_, end), (begin, _) in itertools.pairwise(used) if begin > end]
+
+    def profile(self) -> dict[str, Any]:
+        """Its interference.json, which it has to have."""
+        begin, end = self.members[INTERFERENCE]
+        found: dict[str, Any] = json.loads(self.data[begin:end])
+        return found
 
 
 Alteration = Callable[[Original, random.Random], bytes]
@@ -279,9 +273,10 @@ def members_swapped(original: Original, chance: random.Random) -> bytes:
 
 
 def _with_member(original: Original, name: str, content: bytes) -> bytes:
-    """The bundle with other bytes in a member (not longer than before), its length and digest as they should be."""
+    """The bundle with other bytes in a member (they end before the next one), its length and digest as they should be."""
     begin, end = original.members[name]
-    data = original.data[:begin] + content.ljust(end - begin, b"\0") + original.data[end:]
+    content_and_rest = content.ljust(end - begin, b"\0")
+    data = original.data[:begin] + content_and_rest + original.data[begin + len(content_and_rest) :]
     digest = MemberHash()
     digest.update(memoryview(content))
 
@@ -320,6 +315,58 @@ def library_replaced(original: Original, chance: random.Random) -> bytes:
     return _with_member(original, name, content[: end - begin])
 
 
+def _by_field(plain: dict[str, Any]) -> dict[str, list[tuple[Any, Any]]]:
+    """The places of a JSON value, those together that differ in indices only."""
+    fields: dict[str, list[tuple[Any, Any]]] = {}
+
+    def visit(container: Any, path: str) -> None:
+        for key in container if isinstance(container, dict) else range(len(container)):
+            inner = f"{path}.{key}" if isinstance(container, dict) else f"{path}[]"
+            fields.setdefault(inner, []).append((container, key))
+            if isinstance(container[key], (dict, list)):
+                visit(container[key], inner)
+
+    visit(plain, "")
+    return fields
+
+
+def _with_profile(original: Original, plain: dict[str, Any]) -> bytes:
+    """The bundle with another profile if there is room for it, else the original."""
+    begin, end = original.members[INTERFERENCE]
+    room = min(other for other, _ in original.members.values() if other >= end) - begin
+    content = _dumps(plain)
+    return _with_member(original, INTERFERENCE, content) if len(content) <= room else original.data
+
+
+def profile_changed(original: Original, chance: random.Random) -> bytes:
+    """A value of the profile of another type, removed, repeated or from another place, its digest recomputed."""
+    plain = original.profile()
+    fields = list(_by_field(plain).values())  # or nearly all would be of a table of times
+    container, key = chance.choice(chance.choice(fields))
+    match chance.randrange(4):
+        case 0:
+            del container[key]
+        case 1 if isinstance(container, list):
+            container.insert(key, copy.deepcopy(container[key]))
+        case 2:
+            other, other_key = chance.choice(chance.choice(fields))
+            container[key] = copy.deepcopy(other[other_key])
+        case _:
+            container[key] = copy.deepcopy(chance.choice(JUNK))
+    return _with_profile(original, plain)
+
+
+def profile_number(original: Original, chance: random.Random) -> bytes:
+    """A number of the profile that is another one of its type, its digest recomputed."""
+    plain = original.profile()
+    fields = [places for places in _by_field(plain).values() if all(type(c[k]) in (int, float) for c, k in places)]
+    container, key = chance.choice(chance.choice(fields))
+    value = container[key]
+    others = [value + step for step in (-1, 1, 2, 4096)] + [-value, 0 * value, 2 * value, type(value)(2**62)]
+    container[key] = chance.choice([*others, 1e308, 1e-300] if isinstance(value, float) else others)
+    return _with_profile(original, plain)
+
+
 def header_changed(original: Original, chance: random.Random) -> bytes:
     """One number of the header: version, header length, manifest length, file length."""
     offset, size = chance.choice([(8, 4), (12, 4), (16, 8), (56, 8)])
@@ -339,105 +386,22 @@ SEALED: tuple[Alteration, ...] = (
     wrong_type, wrong_type, out_of_range, out_of_range, removed, repeated, moved, plan_changed, plan_changed, symbols_changed,
     members_swapped, data_changed, library_replaced, header_changed,
 )  # fmt: skip
-KINDS = UNSEALED + SEALED
+PROFILED: tuple[Alteration, ...] = (profile_changed, profile_number) * 5
+
+
+def kind_of(original: Original, seed: int) -> Alteration:
+    """The kind of alteration of a seed."""
+    kinds = UNSEALED + SEALED + (PROFILED if INTERFERENCE in original.members else ())
+    return kinds[seed % len(kinds)]
 
 
 def alter(original: Original, seed: int) -> bytes:
     """The altered bundle of a seed: never the original's bytes."""
     chance = random.Random(seed)
     while True:
-        data = KINDS[seed % len(KINDS)](original, chance)
+        data = kind_of(original, seed)(original, chance)
         if data != original.data:
             return data
-
-
-# What becomes of them
-
-
-class Expected:
-    """Inputs and outputs of the original bundle's self-test, in the model's order. Nothing of its code is loaded: a forked child
-    inherits what its parent has loaded."""
-
-    def __init__(self, path: Path) -> None:
-        with open_bundle(path) as bundle:
-            test, model = bundle.manifest.selftest, bundle.manifest.model
-            block = np.frombuffer(bytes(bundle.member(SELFTEST)), np.uint8)
-
-        def arrays(offsets: tuple[int, ...], specs: Any) -> list[Any]:
-            return [block[o : o + s.nbytes].view(s.dtype).reshape(s.shape) for o, s in zip(offsets, specs, strict=True)]
-
-        self.inputs, self.outputs = arrays(test.input_offsets, model.inputs), arrays(test.output_offsets, model.outputs)
-
-
-def _close(found: list[Any], expected: list[Any]) -> bool:
-    return len(found) == len(expected) and all(
-        a.shape == b.shape and bool((np.abs(a - b) <= ATOL + RTOL * np.abs(b)).all())
-        for a, b in zip(found, expected, strict=True)
-    )
-
-
-def use(path: Path, expected: Expected, core: int) -> tuple[str, str]:
-    """What happens when the bundle is used: `refused`, `right`, `caught` (its own test finds it wrong) or `silent` (it does
-    not). Any other error than one of a bundle or of the host is for the caller."""
-    try:
-        with open_bundle(path) as bundle:
-            describe(bundle)
-            json.dumps(to_json(bundle))
-        with load(path, cores=[core]) as session:
-            return _run(session, expected)
-    except (BundleError, EnvironmentProblem) as error:
-        return "refused", f"{type(error).__name__}: {error}"
-
-
-def _run(session: Session, expected: Expected) -> tuple[str, str]:
-    inputs = {spec.name: array for spec, array in zip(session.inputs, expected.inputs, strict=False)}
-    wrong = []
-    last = [len(variants) - 1 for variants in session.variants.values()]
-    for choice, selection in (("first", 0), ("last", last)):
-        session.select_all(selection)
-        right = _close(list(session.run(inputs).values()), expected.outputs)
-        passed = selftest(session).passed
-        if not right:
-            wrong.append((choice, passed))
-    switches = [switch for switch in selftest_switches(session) if not switch.result.passed]
-    if any(passed for _, passed in wrong):
-        return "silent", f"wrong on its {wrong[0][0]} variants, and its self-test passes"
-    if wrong:
-        return "caught", f"wrong on its {wrong[0][0]} variants, and its self-test says so"
-    return "right", f"{len(switches)} switches fail its self-test" if switches else ""
-
-
-def watch(path: Path, expected: Expected, core: int) -> tuple[str, str]:
-    """The outcome of `use` in a forked child, or `crash`, `hang` or `exception`."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            outcome = use(path, expected, core)
-        except BaseException:
-            outcome = "exception", traceback.format_exc()[-2000:]
-        with suppress(OSError):
-            os.write(writing, json.dumps(outcome).encode()[:60000])
-        os._exit(0)
-    os.close(writing)
-    answer, deadline = b"", time.monotonic() + LIMIT_S
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = os.read(reading, 65536)
-        if not chunk:
-            break
-        answer += chunk
-    else:
-        os.kill(child, signal.SIGKILL)
-        os.close(reading)
-        os.waitpid(child, 0)
-        return "hang", f"killed after {LIMIT_S:.0f} s"
-    os.close(reading)
-    status = os.waitpid(child, 0)[1]
-    if os.WIFSIGNALED(status):
-        return "crash", signal.Signals(os.WTERMSIG(status)).name
-    kind, detail = json.loads(answer)
-    return kind, detail
 
 
 def main(arguments: list[str]) -> None:
@@ -450,9 +414,7 @@ def main(arguments: list[str]) -> None:
     for seed in range(first, count, step):
         altered.write_bytes(alter(original, seed))
         kind, detail = watch(altered, expected, core)
-        print(
-            json.dumps({"seed": seed, "kind": KINDS[seed % len(KINDS)].__name__, "outcome": kind, "detail": detail}), flush=True
-        )
+        print(json.dumps({"seed": seed, "kind": kind_of(original, seed).__name__, "outcome": kind, "detail": detail}), flush=True)
     altered.unlink(missing_ok=True)
 
 

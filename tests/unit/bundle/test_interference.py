@@ -72,7 +72,7 @@ def test_what_is_no_profile_is_refused(data: bytes, message: str) -> None:
         decode_interference(data, MANIFEST)
 
 
-def test_every_length_is_checked_against_the_manifest() -> None:
+def test_lengths_and_numbers_are_checked_against_the_manifest() -> None:
     good = made()
     (profile,) = good.profiles
     wrong = [
@@ -84,6 +84,7 @@ def test_every_length_is_checked_against_the_manifest() -> None:
         replace(good, profiles=(replace(profile, cores=0),)),
         replace(good, profiles=(replace(profile, spread=profile.spread[1:]),)),
         replace(good, profiles=(replace(profile, group=profile.group[1:]),)),
+        replace(good, profiles=(replace(profile, group=(*profile.group[1:], len(profile.group))),)),
         replace(good, profiles=(replace(profile, regret=()),)),
         replace(good, pressure=((0.1,),)),
     ]
