@@ -29,6 +29,14 @@ def row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
     return list(range(least, budget + 1))
 
 
+def vector_width(extent: int, lanes: int) -> int:
+    """The largest power-of-two part of `lanes` that divides `extent`: channels that do not fill the widest vectors take the half or
+    a quarter of them."""
+    while extent % lanes:
+        lanes //= 2
+    return lanes
+
+
 def sample(sch: Schedule, candidates: Sequence[int]) -> Any:
     """A decision among `candidates`, all as likely."""
     return sch.sample_categorical(list(candidates), [1.0 / len(candidates)] * len(candidates))

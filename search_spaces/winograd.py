@@ -14,21 +14,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.s_tir import Schedule
 
 from mvcompile.algorithms.winograd import CROP, INPUT, OUTPUT, PAD, PRODUCT
 from mvcompile.prefetch import FETCHED_ROWS, NEXT_PANEL
-from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
+from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last, vector_width
 from mvcompile.types import HostTarget
 
 MOST_STRIPS = 4
 """Heights of a strip that are tried: beyond, neighbouring ones differ little."""
+LEAST_LANES = 4
+"""Elements of the narrowest vectors (128 bits) that are worth transforming with."""
+
+
+class Lanes(NamedTuple):
+    """Elements in a vector of each stage: of the transform of the input, the product, the transform back."""
+
+    inputs: int
+    product: int
+    outputs: int
 
 
 def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
-    """Both dataflows, with the height of a strip and MR sampled; none if the channels do not fill vectors."""
+    """Both dataflows, with the height of a strip and MR sampled; none if the channels do not fill even narrow vectors."""
     names = _names(sch)
     if PRODUCT not in names:
         return
@@ -37,18 +47,22 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     lanes = target.vector_bits // 32
     panel = int(sch.get(sch.get_sblock(PRODUCT)).reads[1].source.shape[-1])
     columns = loop_extents(sch, sch.get_sblock(names[-1]))[-1]
-    if channels % lanes or panel % lanes or columns % lanes:
+    if panel % lanes:
         return
+    widths = [vector_width(extent, lanes) for extent in (channels, columns)]
+    if min(widths) < LEAST_LANES:
+        return
+    lanes_of = Lanes(widths[0], lanes, widths[1])
     vectors = panel // lanes
     budget = row_budget(vectors, target.vector_registers)
-    yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes)
+    yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes_of)
     weights = math.prod(int(extent) for extent in sch.get(sch.get_sblock(PRODUCT)).reads[1].source.shape)
     if 1 < tiles <= FETCHED_ROWS and 4 * weights >= target.l2_bytes:
-        yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes, fetch=True)
+        yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes_of, fetch=True)
     heights = [height for height in range(1, down) if down % height == 0]
     if heights:
         rows = row_tiles(heights[0] * across, budget, vectors)
-        yield _scheduled(sch.copy(), _spread(heights), rows, panel, lanes)
+        yield _scheduled(sch.copy(), _spread(heights), rows, panel, lanes_of)
 
 
 def _names(sch: Schedule) -> list[str]:
@@ -63,24 +77,24 @@ def _spread(values: list[int]) -> list[int]:
 
 
 def _scheduled(
-    sch: Schedule, heights: list[int] | None, rows: list[int], panel: int, lanes: int, *, fetch: bool = False
+    sch: Schedule, heights: list[int] | None, rows: list[int], panel: int, lanes: Lanes, *, fetch: bool = False
 ) -> Schedule:
     """The stages in strips of one of `heights` rows of tiles; stage by stage if there are no heights."""
     padding, inputs, product, outputs = (sch.get_sblock(name) for name in (PAD, INPUT, PRODUCT, OUTPUT))
     last = _inline_others(sch)
     copy = sch.cache_write(product, 0, "global")
     tile = _tile_extent(sch, outputs)
-    strip = _back(sch, last, outputs, tile, heights, lanes)
+    strip = _back(sch, last, outputs, tile, heights, lanes.outputs)
     if strip is not None:
         sch.compute_at(copy, strip, preserve_unit_loops=True)
-    loop = _multiply(sch, product, copy, sample(sch, rows), panel, lanes, parallel=strip is None)
+    loop = _multiply(sch, product, copy, sample(sch, rows), panel, lanes.product, parallel=strip is None)
     if fetch:
         sch.annotate(loop, NEXT_PANEL, 1)
     for block in (inputs, padding):
         if strip is not None:
             sch.compute_at(block, strip, preserve_unit_loops=True)
         *outer, channels = sch.get_loops(block)
-        sch.vectorize(sch.split(channels, [None, lanes])[1])
+        sch.vectorize(sch.split(channels, [None, lanes.inputs])[1])
         if strip is None:
             sch.parallel(next(loop for loop in outer if int(sch.get(loop).extent) > 1))
     return sch
