@@ -27,6 +27,7 @@ from mvcompile.frontend.reference import integer_limits, random_inputs, referenc
 from mvcompile.frontend.relax_module import interface, module_outputs
 from mvcompile.measure.pool import PoolMeasurer
 from mvcompile.measure.protocol import Candidate, Subject
+from mvcompile.measure.residence import stays, stays_as_before
 from mvcompile.records import DiskStore
 from mvcompile.search.strategy import OneByOne, PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
@@ -213,21 +214,21 @@ class _Source:
 def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Reporter) -> CompileResult:
     find_linker()  # before any work is done
     own = [spaces.load_space(path) for path in config.spaces]
-    if config.tuning.seconds > 0 and config.tuning.trials != 0:
+    if _tunes(config):
         _require_cost_model()
     reporter.stage("prepare")
     cores = sorted(os.sched_getaffinity(0))  # before TVM or ONNX Runtime run anything: they may change it
     target = detect_target()
     program, fingerprint = source.take_program(target)
-    planned = make_plan(program)
-    weights_cold = program.weight_bytes + planned.plan.arena_bytes > target.llc_bytes
     name = (config.name or source.name).encode(errors="replace").decode()  # a file's name need not be whole characters
-    identity = assemble.Identity(name, source.sha256, source.inputs, source.outputs, fingerprint, weights_cold)
     expectation = source.take_expectation()  # before the tuning: what the reference cannot run could not be verified
     work = _work_directory(output, config)
     references = work / "references" / fingerprint[:16]
     with _open_work(work, reporter) as store, PoolMeasurer(target, references, cores=cores) as measurer:
-        clock = FileClock(work / f"clock-{_tuning_key(program, fingerprint, config)}.json")
+        weights_cold = _weights_are_cold(program, fingerprint, target, config, cores[0], work, reporter)
+        state = f"{fingerprint}-{'cold' if weights_cold else 'warm'}"
+        clock = FileClock(work / f"clock-{_tuning_key(program, state, config)}.json")
+        identity = assemble.Identity(name, source.sha256, source.inputs, source.outputs, fingerprint, weights_cold)
         subjects = [_subject(task, weights_cold) for task in program.tasks]
         tasks = [_tuning_task(task, subject, target, config, own) for task, subject in zip(program.tasks, subjects, strict=True)]
         tuner = Tuner(
@@ -236,7 +237,7 @@ def _compile(source: _Source, output: Path, config: CompileConfig, reporter: Rep
             measurer,
             target_key=target.key,
             # What is timed with cold weights is no record for a model whose weights stay in the cache.
-            fingerprint=f"{fingerprint}-{'cold' if weights_cold else 'warm'}",
+            fingerprint=state,
             config=config.tuning,
             clock=clock,
             report=reporter.progress,
@@ -273,6 +274,28 @@ def _publish(output: Path, work: Path, write: Callable[[Path], Manifest]) -> tup
         with suppress(OSError):
             unverified.unlink()
     return manifest, error
+
+
+def _tunes(config: CompileConfig) -> bool:
+    return config.tuning.seconds > 0 and config.tuning.trials != 0
+
+
+def _weights_are_cold(
+    program: Program, fingerprint: str, target: HostTarget, config: CompileConfig, core: int, work: Path, reporter: Reporter
+) -> bool:
+    """Whether the weights, with as many transformed ones as there may be, leave the last-level cache between two runs. Measured
+    if something is to be tuned, otherwise as the system reports the cache."""
+    model_bytes = round(program.weight_bytes * config.tuning.weight_growth) + make_plan(program).plan.arena_bytes
+    if model_bytes > target.llc_bytes or not _tunes(config):
+        return model_bytes > target.llc_bytes
+    path = work / f"cache-{_tuning_key(program, fingerprint, config)}.json"
+    cold = not stays_as_before(path, lambda: stays(model_bytes, target, core))
+    if cold:
+        reporter.note(
+            f"the model's weights and activations, up to {model_bytes >> 20} MiB, do not stay in the last-level cache, though it is "
+            f"reported to have {target.llc_bytes >> 20} MiB: candidates are timed with weights that come from memory"
+        )
+    return cold
 
 
 def _tuning_key(program: Program, fingerprint: str, config: CompileConfig) -> str:

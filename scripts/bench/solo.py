@@ -9,7 +9,8 @@ a ratio is the median of the rounds' own ratios, so that a drift of the machine'
 engine with the least median; the last line is the geometric mean of the ratios to it. All engines get the same float32 model and
 inputs and run on the first `--threads` cores that this process may use, their helping threads pinned as a bundle's are; OpenVINO
 gets its hints for float32 and latency. With several threads each call waits until the threads of the one before have gone to
-sleep. One network's engines are gone before the next one's are made. OpenVINO is an optional extra (`bench`): without it the
+sleep. With `--busy` a process that never waits shares the last of these cores. One network's engines are gone before the next one's
+are made. OpenVINO is an optional extra (`bench`): without it the
 comparison is with ONNX Runtime alone. Nothing else should run meanwhile.
 """
 
@@ -20,9 +21,11 @@ import gc
 import json
 import math
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +134,19 @@ def compare(model: Path, bundle: Path, cores: Sequence[int], rounds: int, copy_w
     return row
 
 
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """A process on `core` meanwhile that never waits and touches no memory."""
+    code = f"import os; os.sched_setaffinity(0, {{{core}}}); print(flush=True)\nwhile os.getppid() == {os.getpid()}: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 def head() -> str:
     """The titles of the columns."""
     present = [title for engine, title in TITLES.items() if engine != "openvino" or openvino is not None]
@@ -150,6 +166,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="of every engine (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=30, help="of each network (default: %(default)s)")
     parser.add_argument("--copy-weights", action="store_true", help="of bundles to memory of their own (`runtime.load`)")
+    parser.add_argument("--busy", action="store_true", help="beside a busy process on the last of several cores")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     allowed = sorted(os.sched_getaffinity(0))
@@ -157,6 +174,8 @@ def main() -> int:
         parser.error(f"--threads is {options.threads}, this process may use 1 to {len(allowed)}")
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}, expected at least 1")
+    if options.busy and options.threads == 1:
+        parser.error("--busy shares the last of several cores; give --threads 2 or more")
     try:
         networks = pairs(options.paths)
     except ValueError as error:
@@ -165,20 +184,22 @@ def main() -> int:
     os.sched_setaffinity(0, cores)  # threads that the engines start inherit it
     if openvino is None:
         print("OpenVINO is not installed (extra `bench`): compared with ONNX Runtime only", file=sys.stderr)
-    print(f"{options.threads} thread(s), cores {', '.join(map(str, cores))}, {options.rounds} rounds, medians (spread)")
+    shared = ", the last one shared with a busy process" if options.busy else ""
+    print(f"{options.threads} thread(s), cores {', '.join(map(str, cores))}{shared}, {options.rounds} rounds, medians (spread)")
     print(head(), flush=True)
     rows: list[Row] = []
     for model, bundle in networks:
         try:
-            rows.append(compare(model, bundle, cores, options.rounds, options.copy_weights))
+            with busy(cores[-1]) if options.busy else nullcontext():
+                rows.append(compare(model, bundle, cores, options.rounds, options.copy_weights))
         except MvcompileError as error:
             print(f"error: {error}", file=sys.stderr)
             return error.exit_code
         mean = math.exp(sum(math.log(row["ours_over_best"]) for row in rows) / len(rows))
         print(line(rows[-1]), flush=True)
         if options.json:
-            result = {"threads": options.threads, "cores": cores, "rounds": options.rounds, "engines": _versions()}
-            options.json.write_text(json.dumps({**result, "geometric_mean": mean, "networks": rows}, indent=1) + "\n")
+            result = {"threads": options.threads, "cores": cores, "busy": options.busy, "rounds": options.rounds}
+            options.json.write_text(json.dumps({**result, "engines": _versions(), "geometric_mean": mean, "networks": rows}, indent=1) + "\n")
     if len(rows) > 1:
         print(f"geometric mean of ours / best peer: {mean:.3f}")
     return 0
