@@ -292,8 +292,8 @@ def _weights_are_cold(
     cold = not stays_as_before(path, lambda: stays(model_bytes, target, core))
     if cold:
         reporter.note(
-            f"the model's weights and activations, up to {model_bytes >> 20} MiB, do not stay in the last-level cache, though it is "
-            f"reported to have {target.llc_bytes >> 20} MiB: candidates are timed with weights that come from memory"
+            f"the model's weights and activations, up to {model_bytes >> 20} MiB, do not stay in the last-level cache, though it "
+            f"is reported to have {target.llc_bytes >> 20} MiB: candidates are timed with weights that come from memory"
         )
     return cold
 

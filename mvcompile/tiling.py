@@ -30,8 +30,8 @@ def row_tiles(extent: int, budget: int, vectors: int) -> list[int]:
 
 
 def vector_width(extent: int, lanes: int) -> int:
-    """The largest power-of-two part of `lanes` that divides `extent`: channels that do not fill the widest vectors take the half or
-    a quarter of them."""
+    """The largest power-of-two part of `lanes` that divides `extent`: channels that do not fill the widest vectors take a half
+    or a quarter of them."""
     while extent % lanes:
         lanes //= 2
     return lanes

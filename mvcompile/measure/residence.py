@@ -1,8 +1,8 @@
 """Whether a model's weights stay in the last-level cache from one run to the next: the cache state in which candidates are timed.
 
-What the system reports as last-level cache need not be had: a virtual machine of two cores that reports 480 MiB sees 64 to 130 MiB of
-it, the rest belongs to other tenants. So the question is put to the machine: does a set of bytes as large as the model, read over and
-over, come as fast as one that surely stays in the cache, or as slowly as one that surely does not?
+What the system reports as last-level cache need not be had: a virtual machine of two cores that reports 480 MiB sees 64 to
+130 MiB of it, the rest belongs to other tenants. So the question is put to the machine: does a set of bytes as large as the model,
+read over and over, come as fast as one that surely stays in the cache, or as slowly as one that surely does not?
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from mvcompile.measure.hierarchy import MISSES, TOLD_APART
 from mvcompile.errors import EnvironmentProblem
+from mvcompile.measure.hierarchy import MISSES, TOLD_APART
 from mvcompile.measure.load import STREAM_FACTOR, Counters, Load, LoadProcess, Work
 from mvcompile.measure.probe import rate
 from mvcompile.types import HostTarget
@@ -55,8 +55,8 @@ def stays(
 
 
 def stays_as_before(path: Path, measure: Callable[[], bool]) -> bool:
-    """What `measure` said when it was first asked, which is kept at `path`: whoever resumes has to find the same records, though the
-    machine may look otherwise by then. Raises EnvironmentProblem if the file cannot be written."""
+    """What `measure` said when it was first asked, which is kept at `path`: whoever resumes has to find the same records, though
+    the machine may look otherwise by then. Raises EnvironmentProblem if the file cannot be written."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         answer = json.loads(path.read_text())["stays"]
         if isinstance(answer, bool):

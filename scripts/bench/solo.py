@@ -9,8 +9,8 @@ a ratio is the median of the rounds' own ratios, so that a drift of the machine'
 engine with the least median; the last line is the geometric mean of the ratios to it. All engines get the same float32 model and
 inputs and run on the first `--threads` cores that this process may use, their helping threads pinned as a bundle's are; OpenVINO
 gets its hints for float32 and latency. With several threads each call waits until the threads of the one before have gone to
-sleep. With `--busy` a process that never waits shares the last of these cores. One network's engines are gone before the next one's
-are made. OpenVINO is an optional extra (`bench`): without it the
+sleep. With `--busy` a process that never waits shares the last of these cores. One network's engines are gone before the
+next one's are made. OpenVINO is an optional extra (`bench`): without it the
 comparison is with ONNX Runtime alone. Nothing else should run meanwhile.
 """
 
@@ -199,7 +199,8 @@ def main() -> int:
         print(line(rows[-1]), flush=True)
         if options.json:
             result = {"threads": options.threads, "cores": cores, "busy": options.busy, "rounds": options.rounds}
-            options.json.write_text(json.dumps({**result, "engines": _versions(), "geometric_mean": mean, "networks": rows}, indent=1) + "\n")
+            result["engines"] = _versions()
+            options.json.write_text(json.dumps({**result, "geometric_mean": mean, "networks": rows}, indent=1) + "\n")
     if len(rows) > 1:
         print(f"geometric mean of ours / best peer: {mean:.3f}")
     return 0
