@@ -1,8 +1,8 @@
 """Whether a model's weights stay in the last-level cache from one run to the next: the cache state in which candidates are timed.
 
 What the system reports as last-level cache need not be had: a virtual machine of two cores that reports 480 MiB sees 64 to
-130 MiB of it, the rest belongs to other tenants. So the question is put to the machine: does a set of bytes as large as the model,
-read over and over, come as fast as one that surely stays in the cache, or as slowly as one that surely does not?
+130 MiB of it, the rest belongs to other tenants. So the question is put to the machine: does a set of bytes as large as the
+model, read over and over, come as fast as one that surely stays in the cache, or as slowly as one that surely does not?
 """
 
 from __future__ import annotations
