@@ -27,7 +27,7 @@ from mvcompile.frontend.reference import integer_limits, random_inputs, referenc
 from mvcompile.frontend.relax_module import interface, module_outputs
 from mvcompile.measure.pool import PoolMeasurer
 from mvcompile.measure.protocol import Candidate, Subject
-from mvcompile.measure.residence import stays, stays_as_before
+from mvcompile.measure.residence import kept_answer, stays, stays_as_before
 from mvcompile.records import DiskStore
 from mvcompile.search.strategy import OneByOne, PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
@@ -284,11 +284,13 @@ def _weights_are_cold(
     program: Program, fingerprint: str, target: HostTarget, config: CompileConfig, core: int, work: Path, reporter: Reporter
 ) -> bool:
     """Whether the weights, with as many transformed ones as there may be, leave the last-level cache between two runs. Measured
-    if something is to be tuned, otherwise as the system reports the cache."""
+    when something is tuned for the first time; until then as the system reports the cache."""
     model_bytes = round(program.weight_bytes * config.tuning.weight_growth) + make_plan(program).plan.arena_bytes
-    if model_bytes > target.llc_bytes or not _tunes(config):
-        return model_bytes > target.llc_bytes
+    if model_bytes > target.llc_bytes:
+        return True
     path = work / f"cache-{_tuning_key(program, fingerprint, config)}.json"
+    if not _tunes(config):
+        return kept_answer(path) is False
     cold = not stays_as_before(path, lambda: stays(model_bytes, target, core))
     if cold:
         reporter.note(

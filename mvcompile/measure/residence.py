@@ -54,13 +54,21 @@ def stays(
     return far < TOLD_APART * near or here <= near + MISSES * (far - near)
 
 
-def stays_as_before(path: Path, measure: Callable[[], bool]) -> bool:
-    """What `measure` said when it was first asked, which is kept at `path`: whoever resumes has to find the same records, though
-    the machine may look otherwise by then. Raises EnvironmentProblem if the file cannot be written."""
+def kept_answer(path: Path) -> bool | None:
+    """The answer that `stays_as_before` keeps at `path`; None if there is none that can be read."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         answer = json.loads(path.read_text())["stays"]
         if isinstance(answer, bool):
             return answer
+    return None
+
+
+def stays_as_before(path: Path, measure: Callable[[], bool]) -> bool:
+    """What `measure` said when it was first asked, which is kept at `path`: whoever resumes has to find the same records, though
+    the machine may look otherwise by then. Raises EnvironmentProblem if the file cannot be written."""
+    kept = kept_answer(path)
+    if kept is not None:
+        return kept
     answer = measure()
     partial = path.with_suffix(".tmp")
     try:

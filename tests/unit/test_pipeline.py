@@ -31,7 +31,7 @@ from mvcompile.records import DiskStore
 from mvcompile.target import detect_target
 from mvcompile.tasks import Program, extract
 from mvcompile.testing import programs
-from mvcompile.testing.compiling import Watcher, contents, untuned
+from mvcompile.testing.compiling import Watcher, contents, tuned, untuned
 from mvcompile.traces import replay
 from mvcompile.tuning.clock import FileClock
 from mvcompile.types import HostTarget, Objectives, Record, Status
@@ -207,6 +207,18 @@ def test_an_interrupted_compilation_goes_on_where_it_stopped(tmp_path: Path, out
     assert len(watcher.events) == len(result.manifest.tasks) - 2
     assert len(records_of(work)) == len(result.manifest.tasks)
     assert contents(out) == {"a.mvb"}
+
+
+def test_what_was_tuned_with_cold_weights_is_found_again_without_tuning(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "stays", lambda *arguments: False)
+    work, first, again = tmp_path / "work", Watcher(), Watcher()
+    compile_module(NETWORK, out / "a.mvb", tuned(work, 1), reporter=first)
+    assert any("do not stay in the last-level cache" in note for note in first.notes)
+    result = compile_module(NETWORK, out / "a.mvb", untuned(work), reporter=again)
+    assert again.events == []
+    assert result.trials == 1
 
 
 def test_records_of_another_target_are_left_alone(work: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
