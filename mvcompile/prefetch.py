@@ -12,24 +12,42 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.s_tir import SBlockRealize
+from tvm.s_tir import SBlock, SBlockRealize
 from tvm_ffi import structural_map, structural_walk
 
 NEXT_PANEL = "mvcompile.prefetch_next_panel"
 """Annotation (1: yes) of a loop over tiles that all read the panel of the loop around it: in each tile a part of the panel that
 is next is fetched, so that all of it is there when the last tile is done."""
-FETCHED_ROWS = 128
+NEXT_BLOCK = "mvcompile.prefetch_next_block"
+"""The same for tiles that all read one block of a panel: what is fetched is as much of the weights as the tiles read, from where
+their block ends."""
+FETCHED_ROWS = 256
 """Spaces do not try it for tasks with more rows: a panel is used for so long then that fetching the next one in time gains less
 than the instructions for it cost."""
+FETCHED_PART = 4
+"""Nor for weights smaller than this part of the second-level cache, which holds activations, too."""
 
 _LINE_ELEMENTS = 16
 """Of four bytes: a line of 64."""
-_READ, _TO_ALL_LEVELS, _TO_SECOND_LEVEL, _DATA = 0, 3, 2, 1
-"""Arguments of LLVM's prefetch: kind of access, locality, kind of cache."""
+_TO_ALL_LEVELS, _TO_SECOND_LEVEL = "mvcompile_prefetch_all", "mvcompile_prefetch_second"
+_INSTRUCTIONS = f"""
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
+define linkonce_odr void @{_TO_ALL_LEVELS}(ptr %line) alwaysinline nounwind willreturn {{
+  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 3, i32 1) memory(inaccessiblemem: readwrite)
+  ret void
+}}
+define linkonce_odr void @{_TO_SECOND_LEVEL}(ptr %line) alwaysinline nounwind willreturn {{
+  call void @llvm.prefetch.p0(ptr %line, i32 0, i32 2, i32 1) memory(inaccessiblemem: readwrite)
+  ret void
+}}
+"""
+"""LLVM IR. As TVM's own intrinsic a prefetch would count as an access to memory that may be the tile's sums: where these have
+1 KiB or more, which TVM does not keep on the stack, each step of the reduction would then store all of them."""
 
 _Var = type(tirx.Var("x", "int64"))
 _Values = Mapping[Any, Any]
@@ -39,15 +57,22 @@ def insert(module: tvm.IRModule) -> tvm.IRModule:
     """`module` with prefetches in the tiles of its scheduled `main`; the same result whatever they do."""
     function = module["main"]
     body = structural_map(function.body, (tirx.For, lambda loop: _with_prefetches(loop, list(function.params))))
-    return tvm.IRModule({"main": function.with_body(body)}, attrs=module.attrs)
+    if body.same_as(function.body):
+        return module
+    root = body.block
+    instructions = tvm.ir.StringImm(_INSTRUCTIONS)
+    inside = tirx.AttrStmt(tirx.IntImm("int32", 0), "pragma_import_llvm", instructions, root.body)
+    block = SBlock([], root.reads, root.writes, root.name_hint, inside, None, root.alloc_buffers, [], root.annotations)
+    return tvm.IRModule({"main": function.with_body(SBlockRealize([], True, block))}, attrs=module.attrs)
 
 
 def _with_prefetches(loop: Any, parameters: Sequence[Any]) -> Any:
     """Loops come innermost first. A loop over tiles is done when the loop around it is there, whose panels it reads."""
     inner = loop.body
-    if isinstance(inner, tirx.For) and NEXT_PANEL in inner.annotations:
-        fetched = _next_panel(loop, inner, parameters) if int(inner.annotations[NEXT_PANEL]) else inner
-        loop = _with_body(loop, _without_annotation(fetched))
+    if isinstance(inner, tirx.For) and (wanted := {NEXT_PANEL, NEXT_BLOCK} & set(inner.annotations)):
+        (wish,) = wanted
+        fetched = _next(loop, inner, parameters, wish) if int(inner.annotations[wish]) else inner
+        loop = _with_body(loop, _without_annotation(fetched, wish))
     return _operands(loop, parameters)
 
 
@@ -84,37 +109,49 @@ def _lines(loops: Sequence[Any]) -> Iterator[_Values]:
         yield dict(zip([loop.loop_var for loop in loops], map(_integer, (*values, 0)), strict=True))
 
 
-def _next_panel(panels: Any, tiles: Any, parameters: Sequence[Any]) -> Any:
-    """The loop over tiles in whose innermost reduction loop a line of the next panel is fetched: in tile t of T and step s of S,
-    line t * ceil(S / T) + s // T, so that the tiles together fetch all of them, evenly."""
-    parts = _tile_parts(tiles)
-    if parts is None:
+def _next(around: Any, tiles: Any, parameters: Sequence[Any], wish: str) -> Any:
+    """The loop over tiles in whose innermost reduction loop a line is fetched of what the tiles after them read, evenly: the one
+    that is as far in there as the tiles are with their steps, so that all lines of it are fetched, one after the other."""
+    parts = tuple(tiles.body) if isinstance(tiles.body, tirx.SeqStmt) else (tiles.body,)
+    position = next((place for place, part in enumerate(parts) if _updates(part)), None)
+    if position is None:
         return tiles
-    *before, update, end = parts
-    loops, realized = _nest(update)
-    serial = [position for position, loop in enumerate(loops) if int(loop.kind) == int(tirx.ForKind.SERIAL)]
-    if realized is None or not serial:
+    loops, realized = _nest(parts[position])
+    serial = [place for place, loop in enumerate(loops) if int(loop.kind) == int(tirx.ForKind.SERIAL)]
+    if not serial:
         return tiles
-    panel = panels.loop_var
     bound = dict(zip([each.var for each in realized.block.iter_vars], realized.iter_values, strict=True))
+    reads = [(read.source, [_replaced(each.min, bound) for each in read.region]) for read in realized.block.reads]
+    panels = wish == NEXT_PANEL
     weights = [
-        (read.source, places)
-        for read in realized.block.reads
-        if _one_of(read.source, parameters) and _uses(places := [_replaced(each.min, bound) for each in read.region], panel)
+        (source, places)
+        for source, places in reads
+        if _one_of(source, parameters) and _uses(places, around.loop_var if panels else tiles.loop_var) is panels
     ]
     if len(weights) != 1:
         return tiles
-    steps, count = loops[serial[-1]], int(tiles.extent)
-    share = -(-int(steps.extent) // count)
-    place = {loop.loop_var: _integer(0) for position, loop in enumerate(loops) if position not in serial}
-    place[steps.loop_var] = tiles.loop_var * _integer(share) + tirx.floordiv(steps.loop_var, _integer(count))
-    place[panel] = panel + _integer(1)
     source, places = weights[0]
-    fetch = _fetch(source, [_replaced(each, place) for each in places], _TO_SECOND_LEVEL)
-    body = _with_body(steps, tirx.SeqStmt([fetch, steps.body]))
+    steps, count, width = loops[serial[-1]], int(tiles.extent), _shape(source)[-1]
+    start = {loop.loop_var: _integer(0) for place, loop in enumerate(loops) if place >= serial[-1] or place not in serial}
+    if panels:
+        start[around.loop_var] = around.loop_var + _integer(1)
+    *outer, column = (_replaced(each, start) for each in places)
+    ahead = 0 if panels else int(steps.extent) * width
+    lines = Fraction(width, _LINE_ELEMENTS * count)  # of each step
+    done = (tiles.loop_var * steps.extent + steps.loop_var) * _integer(lines.numerator)
+    line = tirx.floordiv(done, _integer(lines.denominator)) * _integer(_LINE_ELEMENTS)
+    body = _with_body(
+        steps, tirx.SeqStmt([_fetch(source, [*outer, column + _integer(ahead) + line], _TO_SECOND_LEVEL), steps.body])
+    )
     for loop in reversed(loops[: serial[-1]]):
         body = _with_body(loop, body)
-    return _with_body(tiles, tirx.SeqStmt([*before, body, end]))
+    changed = [*parts[:position], body, *parts[position + 1 :]]
+    return _with_body(tiles, tirx.SeqStmt(changed) if len(changed) > 1 else body)
+
+
+def _updates(statement: Any) -> bool:
+    _, realized = _nest(statement)
+    return realized is not None and realized.block.name_hint.endswith("_update")
 
 
 def _tile_parts(loop: Any) -> tuple[Any, ...] | None:
@@ -139,18 +176,17 @@ def _nest(statement: Any) -> tuple[list[Any], Any]:
     return loops, statement if isinstance(statement, SBlockRealize) else None
 
 
-def _fetch(source: Any, indices: Sequence[Any], locality: int) -> Any:
-    address = tirx.address_of(tirx.BufferLoad(source, list(indices)))
-    options = (tirx.IntImm("int32", each) for each in (_READ, locality, _DATA))
-    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *options))
+def _fetch(source: Any, indices: Sequence[Any], instruction: str) -> Any:
+    """The line of `source` at `indices`; the last index may go beyond its axis, which is the next row."""
+    return tirx.Evaluate(tirx.call_extern("void", instruction, tirx.address_of(tirx.BufferLoad(source, list(indices)))))
 
 
 def _with_body(loop: Any, body: Any) -> Any:
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, loop.annotations, loop.step)
 
 
-def _without_annotation(loop: Any) -> Any:
-    rest = {key: value for key, value in loop.annotations.items() if key != NEXT_PANEL}
+def _without_annotation(loop: Any, annotation: str) -> Any:
+    rest = {key: value for key, value in loop.annotations.items() if key != annotation}
     return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, rest, loop.step)
 
 

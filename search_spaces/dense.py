@@ -13,7 +13,8 @@ Orders
   With few rows the next panel can be fetched meanwhile (`mvcompile.prefetch`).
 - `rows`: a tile's input stays in L1 while all panels pass it (rows outermost): the input is read once, the panels once a tile.
 - blocked: like `weights`, for panels larger than L1: one block of the reduction after the other, the partial sums of all rows
-  waiting in memory. In the other orders the whole reduction runs inside the tile, whose accumulators stay in registers.
+  waiting in memory; the next block can be fetched meanwhile. In the other orders the whole reduction runs inside the tile, whose
+  accumulators stay in registers.
 
 Widths that MR does not divide get a main part and a remainder tile: the loop over tiles is partitioned when it is lowered.
 
@@ -35,7 +36,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IndexMap
 
-from mvcompile.prefetch import FETCHED_ROWS, NEXT_PANEL
+from mvcompile.prefetch import FETCHED_PART, FETCHED_ROWS, NEXT_BLOCK, NEXT_PANEL
 from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last
 from mvcompile.types import HostTarget
 
@@ -97,8 +98,8 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
         one_axis = _one_strip_axis if shape.partial else _one_axis
         if shape.pointwise or shape.rows == 1:
             yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
-            if _worth_fetching(shape, order, target):
-                yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
+            if columns == shape.panel and _worth_fetching(shape, order, target):
+                yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
             continue
         for tile_y in _window_heights(shape, budget):
             widths = row_tiles(shape.width, budget // tile_y, tile_y * vectors)
@@ -108,8 +109,8 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
                 yield _window(sch.copy(), tag, order, tile_y, columns, lanes, widths)
         if shape.one_axis:
             yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles)
-            if _worth_fetching(shape, order, target):
-                yield _one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
+            if columns == shape.panel and _worth_fetching(shape, order, target):
+                yield one_axis(sch.copy(), tag, shape, order, columns, lanes, tiles, fetch=True)
     if shape.rows > 1 and shape.one_axis:
         yield from _blocked_programs(sch, tag, shape, target)
 
@@ -123,6 +124,8 @@ def _blocked_programs(sch: Schedule, tag: str, shape: Shape, target: HostTarget)
         tiles = row_tiles(shape.rows, row_budget(vectors, target.vector_registers), vectors)
         blocked = _blocked_strips if shape.partial else _blocked
         yield blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
+        if _worth_fetching(shape, "weights", target):
+            yield blocked(sch.copy(), tag, shape, lanes, tiles, blocks, fetch=True)
 
 
 def _tag(sch: Schedule) -> str | None:
@@ -177,10 +180,12 @@ def _reduction_blocks(shape: Shape, l1_bytes: int) -> list[int]:
 
 
 def _worth_fetching(shape: Shape, order: str, target: HostTarget) -> bool:
-    """Whether the next panel may be fetched while the present one is used: weights that come from beyond the core's caches,
-    and so few rows that they do not hide how long a panel takes to come. Whether it pays is measured."""
+    """Whether what is next of the weights may be fetched while the present panel is used: weights of which the core's caches keep
+    little from one run to the next, and so few rows that they do not hide how long a panel takes to come. Whether it pays is
+    measured."""
     few = 1 < shape.rows <= FETCHED_ROWS
-    return order == "weights" and few and not shape.partial and 4 * shape.columns * shape.reduction >= target.l2_bytes
+    large = 4 * shape.columns * shape.reduction >= target.l2_bytes // FETCHED_PART
+    return order == "weights" and few and large and (shape.groups == 1 or not shape.partial)
 
 
 def _window_heights(shape: Shape, budget: int) -> list[int]:
@@ -252,7 +257,9 @@ def _one_axis(
     return sch
 
 
-def _blocked(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int]) -> Schedule:
+def _blocked(
+    sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int], *, fetch: bool = False
+) -> Schedule:
     """Per panel: for every block of the reduction, all tiles of rows, whose partial sums wait in memory meanwhile."""
     before, main, last = _consumer(sch, tag)
     gathered = _gather(sch, main, before, shape.pointwise)
@@ -268,6 +275,8 @@ def _blocked(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int]
     sch.parallel(panel)
     straight_line(sch, [inner_r, cols], lanes)
     start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
+    if fetch:
+        sch.annotate(outer_r, NEXT_BLOCK, 1)
     for block in (start, last):
         _vectors_only(sch, sch.get_loops(block)[1:], lanes)
     if gathered is not None:
@@ -324,7 +333,9 @@ def _arrange(sch: Schedule, main: Any, last: Any, shape: Shape, *, flat: bool) -
     sch.transform_layout(main, ("write", 0), split(filled, axes), assume_injective_transform=True)
 
 
-def _one_strip_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int]) -> Schedule:
+def _one_strip_axis(
+    sch: Schedule, tag: str, shape: Shape, order: str, columns: int, lanes: int, tiles: list[int], *, fetch: bool = False
+) -> Schedule:
     before, main, last = _consumer(sch, tag)
     gathered = _gather(sch, main, before, shape.pointwise)
     _arrange(sch, main, last, shape, flat=True)
@@ -332,6 +343,8 @@ def _one_strip_axis(sch: Schedule, tag: str, shape: Shape, order: str, columns: 
     rows, *others = sch.get_loops(strip)
     outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
     _strips(sch, (main, strip, last), shape, order, [outer_r], [inner_r], others, lanes)
+    if fetch:
+        sch.annotate(outer_r, NEXT_PANEL, 1)
     if gathered is not None:
         _copy(sch, gathered, lanes)
     return sch
@@ -382,7 +395,9 @@ def _strips(
     straight_line(sch, [*tile, column], lanes)
 
 
-def _blocked_strips(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int]) -> Schedule:
+def _blocked_strips(
+    sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int], *, fetch: bool = False
+) -> Schedule:
     """As `_blocked`, for columns that do not fill the last panel."""
     before, main, last = _consumer(sch, tag)
     gathered = _gather(sch, main, before, shape.pointwise)
@@ -397,6 +412,8 @@ def _blocked_strips(sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: li
     sch.parallel(panel)
     straight_line(sch, [inner_r, column], lanes)
     start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
+    if fetch:
+        sch.annotate(outer_r, NEXT_BLOCK, 1)
     _vectors_only(sch, sch.get_loops(start)[1:], lanes)
     if gathered is not None:
         _copy(sch, gathered, lanes)

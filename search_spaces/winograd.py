@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from tvm.s_tir import Schedule
 
 from mvcompile.algorithms.winograd import CROP, INPUT, OUTPUT, PAD, PRODUCT
-from mvcompile.prefetch import FETCHED_ROWS, NEXT_PANEL
+from mvcompile.prefetch import FETCHED_PART, FETCHED_ROWS, NEXT_PANEL
 from mvcompile.tiling import loop_extents, row_budget, row_tiles, sample, straight_line, unroll_but_last, vector_width
 from mvcompile.types import HostTarget
 
@@ -57,7 +57,7 @@ def programs(sch: Schedule, target: HostTarget) -> Iterator[Schedule]:
     budget = row_budget(vectors, target.vector_registers)
     yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes_of)
     weights = math.prod(int(extent) for extent in sch.get(sch.get_sblock(PRODUCT)).reads[1].source.shape)
-    if 1 < tiles <= FETCHED_ROWS and 4 * weights >= target.l2_bytes:
+    if 1 < tiles <= FETCHED_ROWS and 4 * weights >= target.l2_bytes // FETCHED_PART:
         yield _scheduled(sch.copy(), None, row_tiles(tiles, budget, vectors), panel, lanes_of, fetch=True)
     heights = [height for height in range(1, down) if down % height == 0]
     if heights:

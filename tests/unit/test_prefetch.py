@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +14,21 @@ import numpy as np
 import pytest
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_equal, structural_walk
+from tvm_ffi import structural_equal, structural_map, structural_walk
 
 from mvcompile import prefetch, traces
 from mvcompile.algorithms import Programs, transform
 from mvcompile.spaces import structured_candidates
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task
-from mvcompile.testing.networks import AVX2, Graph, arguments_of, network, only_task, run_kernels
+from mvcompile.testing.networks import AVX2, AVX512, Graph, arguments_of, network, only_task, run_kernels
 from mvcompile.types import HostTarget
 
 HOST = detect_target()
 SMALL_CACHE = replace(AVX2, l2_bytes=32 << 10)
 """Weights of tests are larger than this second-level cache."""
-ROWS, COLUMNS, DEPTH = 49, 128, 96
+COLUMNS, DEPTH = 128, 128
+VARIABLE = type(tirx.Var("x", "int64"))
 
 
 def residual(graph: Graph, x: Any, other: Any) -> Any:
@@ -45,13 +48,43 @@ def a_task(body: Callable[..., Any], target: HostTarget, extent: int = 7) -> Tas
 
 def members(task: Task, target: HostTarget, *, fetching: bool) -> list[str]:
     candidates = [each for each in structured_candidates(task.module, target) if each.space == "dense"]
-    return [each.trace for each in candidates if (prefetch.NEXT_PANEL in each.trace) is fetching]
+    return [each.trace for each in candidates if ("mvcompile.prefetch_next" in each.trace) is fetching]
 
 
 def fetches(module: tvm.IRModule) -> list[Any]:
     found: list[Any] = []
     structural_walk(module["main"].body, (tirx.Evaluate, found.append))
-    return [each for each in found if "T.prefetch" in each.script()]
+    return [each for each in found if "mvcompile_prefetch" in each.script()]
+
+
+def loops_around(module: tvm.IRModule, fetch: Any) -> list[Any]:
+    """Outermost first."""
+    found: list[Any] = []
+    structural_walk(module["main"].body, (tirx.For, found.append), order="pre")
+
+    def inside(loop: Any) -> bool:
+        statements: list[Any] = []
+        structural_walk(loop.body, (tirx.Evaluate, statements.append))
+        return any(each.same_as(fetch) for each in statements)
+
+    return [loop for loop in found if inside(loop)]
+
+
+def tile_of(task: Task, trace: str) -> tuple[int, int]:
+    """Rows, and vectors of a row, of the register tile."""
+    scheduled = traces.replay(task.module, trace)
+    loops = [scheduled.get(loop) for loop in scheduled.get_loops(scheduled.get_sblock("packed_conv2d_update"))]
+    *rows, vectors = [int(loop.extent) for loop in loops if int(loop.kind) == int(tirx.ForKind.UNROLLED)]
+    return math.prod(rows), vectors
+
+
+def place_of(fetch: Any, shape: Sequence[int], values: Mapping[Any, int]) -> int:
+    """The element, in a buffer of that shape, whose line is fetched when the loops' variables have `values`."""
+    bound = {variable: tirx.IntImm("int64", value) for variable, value in values.items()}
+    address = fetch.value.args[1].args[0]
+    indices = [structural_map(each, (VARIABLE, lambda each: bound.get(each, each))) for each in address.indices]
+    simplified = [int(tvm.sym.Analyzer().simplify(each)) for each in indices]
+    return sum(index * math.prod(shape[axis + 1 :]) for axis, index in enumerate(simplified))
 
 
 @pytest.mark.parametrize("body", [residual, plain])
@@ -67,39 +100,63 @@ def test_results_are_those_of_the_unscheduled_program(body: Callable[..., Any], 
         assert abs(outputs[0] - expected[0]).max() <= 1e-4 * abs(expected[0]).max()
 
 
-def test_every_line_of_the_next_panel_is_fetched_once_per_tile_step_and_evenly() -> None:
-    task = a_task(plain, SMALL_CACHE)
-    for trace in members(task, SMALL_CACHE, fetching=True):
-        scheduled = traces.replay(task.module, trace)
-        tiles = scheduled.get_loops(scheduled.get_sblock("packed_conv2d_update"))[1]
-        count, name = int(scheduled.get(tiles).extent), scheduled.get(tiles).loop_var.name
-        (fetch,) = fetches(prefetch.insert(scheduled.mod))
-        text = fetch.script()
-        assert text.endswith("0, 2, 1)")
-        share = math.ceil(DEPTH / count)
-        line = re.search(rf"{name} \* T.int64\({share}\) \+ (\w+) // T.int64\({count}\)", text)
-        assert line is not None, text
-        lines = {tile * share + step // count for tile in range(count) for step in range(DEPTH)}
-        assert lines >= set(range(DEPTH))
-        assert max(lines) < DEPTH + count
+@pytest.mark.parametrize("wish", [prefetch.NEXT_PANEL, prefetch.NEXT_BLOCK])
+@pytest.mark.parametrize("columns", [COLUMNS, COLUMNS - 10])
+def test_every_line_of_what_is_next_is_fetched_in_order_and_evenly(wish: str, columns: int) -> None:
+    task = a_task(lambda graph, x: graph.conv(x, columns, 3), SMALL_CACHE)
+    traces_of = [trace for trace in members(task, SMALL_CACHE, fetching=True) if wish in trace]
+    assert traces_of
+    for trace in traces_of:
+        module = prefetch.insert(traces.replay(task.module, trace).mod)
+        (fetch,) = fetches(module)
+        shape = [int(extent) for extent in fetch.value.args[1].args[0].source.shape]
+        loops = loops_around(module, fetch)
+        tiles, steps = loops[1 if wish == prefetch.NEXT_PANEL else -2], loops[-1]
+        read = int(steps.extent) * shape[-1]  # elements of the panel (at one place of the window), or of the block
+        others = [loop.loop_var for loop in loops]
+        order = list(itertools.product(range(int(tiles.extent)), range(int(steps.extent))))
+        places = [
+            place_of(fetch, shape, {**dict.fromkeys(others, 0), tiles.loop_var: tile, steps.loop_var: step})
+            for tile, step in order
+        ]
+        next_one = math.prod(shape[1:]) if wish == prefetch.NEXT_PANEL else read
+        assert places == sorted(places)
+        assert sorted(set(places)) == list(range(next_one, next_one + read, 16))
+        counts = Counter(places).values()
+        assert max(counts) - min(counts) <= 1
 
 
 def test_the_lines_of_a_residual_are_fetched_before_the_sums() -> None:
     task = a_task(residual, AVX2)
     for trace in members(task, AVX2, fetching=False)[:6]:
         scheduled = traces.replay(task.module, trace)
-        loops = [scheduled.get(loop) for loop in scheduled.get_loops(scheduled.get_sblock("packed_conv2d_update"))]
-        unrolled = [int(loop.extent) for loop in loops if int(loop.kind) == int(tirx.ForKind.UNROLLED)]
-        rows, vectors = math.prod(unrolled[:-1]), unrolled[-1]
+        rows, vectors = tile_of(task, trace)
         found = fetches(prefetch.insert(scheduled.mod))
         assert len(found) == rows * math.ceil(vectors * 8 / 16)
         assert len({each.script() for each in found}) == len(found)
 
 
-def test_only_few_rows_of_large_weights_may_fetch_their_next_panel() -> None:
+def test_only_few_rows_of_large_weights_may_fetch_what_is_next() -> None:
     assert members(a_task(plain, SMALL_CACHE), SMALL_CACHE, fetching=True)
-    assert not members(a_task(plain, AVX2), AVX2, fetching=True)  # a second-level cache of 1 MiB
-    assert not members(a_task(plain, SMALL_CACHE, extent=14), SMALL_CACHE, fetching=True)
+    large = replace(AVX2, l2_bytes=4 << 20)
+    assert not members(a_task(plain, large), large, fetching=True)
+    assert not members(a_task(plain, SMALL_CACHE, extent=17), SMALL_CACHE, fetching=True)
+
+
+@pytest.mark.parametrize("wish", [prefetch.NEXT_PANEL, prefetch.NEXT_BLOCK])
+def test_sums_stay_in_registers_beside_prefetches(wish: str) -> None:
+    """The tile has 14 rows of two 512-bit vectors, more than TVM keeps on the stack, and a remainder."""
+    wide = replace(AVX512, l2_bytes=SMALL_CACHE.l2_bytes)
+    task = a_task(plain, wide)
+    tall = [trace for trace in members(task, wide, fetching=True) if wish in trace and tile_of(task, trace) == (14, 2)]
+    assert tall
+    module = prefetch.insert(traces.replay(task.module, tall[0]).mod)
+    assembly = str(tvm.compile(module, target=tvm_target(wide)).mod.inspect_source("asm"))
+    blocks = [block.split("\tj")[0] for block in re.split(r"^\.LBB\w+:", assembly, flags=re.MULTILINE)]
+    fetching = [block for block in blocks if block.count("vfmadd") >= 14 and "prefetcht1" in block]
+    assert fetching
+    for block in fetching:
+        assert not re.search(r"vmov[au]ps\s+%zmm\d+, ", block)
 
 
 def test_winograd_may_fetch_the_next_panel_of_large_transformed_weights() -> None:
