@@ -18,6 +18,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from mvcompile.frontend.onnx_import import load_model, to_relax
 from mvcompile.frontend.prepare import prepare
 from mvcompile.measure.pool import PoolMeasurer
 from mvcompile.measure.protocol import Candidate, Subject
+from mvcompile.measure.residence import stays
 from mvcompile.search.strategy import PoolStrategy, Strategy
 from mvcompile.target import detect_target, tvm_target
 from mvcompile.tasks import Task, extract
@@ -71,14 +73,15 @@ class Search:
 
 
 def chosen(models: Sequence[Path], count: int, target: HostTarget) -> list[tuple[str, Task, bool]]:
-    """(model, task, whether the model's weights are cold) of `count` tasks."""
+    """(model, task, whether the model's weights leave the last-level cache between two runs) of `count` tasks."""
     found: list[tuple[str, Task, bool]] = []
     for number, path in enumerate(models):
         program = extract(prepare(to_relax(load_model(path)), target))
         heaviest = sorted(program.tasks, key=lambda task: -task.flops * task.calls)
         known = (task for task in heaviest if spaces.structured_candidates(task.module, target))
         share = count * (number + 1) // len(models) - count * number // len(models)
-        found += [(path.stem, task, program.weight_bytes > target.llc_bytes) for task in itertools.islice(known, share)]
+        cold = not stays(program.weight_bytes, target, min(os.sched_getaffinity(0)))
+        found += [(path.stem, task, cold) for task in itertools.islice(known, share)]
     return found
 
 
