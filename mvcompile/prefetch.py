@@ -11,6 +11,7 @@ Source of the method: Callahan, Kennedy and Porterfield, "Software prefetching" 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -111,7 +112,8 @@ def _lines(loops: Sequence[Any]) -> Iterator[_Values]:
 
 def _next(around: Any, tiles: Any, parameters: Sequence[Any], wish: str) -> Any:
     """The loop over tiles in whose innermost reduction loop a line is fetched of what the tiles after them read, evenly: the one
-    that is as far in there as the tiles are with their steps, so that all lines of it are fetched, one after the other."""
+    that is as far in there as the tiles are with their steps, so that all lines of it are fetched, one after the other. Several
+    lines where there are more of them than steps."""
     parts = tuple(tiles.body) if isinstance(tiles.body, tirx.SeqStmt) else (tiles.body,)
     position = next((place for place, part in enumerate(parts) if _updates(part)), None)
     if position is None:
@@ -122,27 +124,30 @@ def _next(around: Any, tiles: Any, parameters: Sequence[Any], wish: str) -> Any:
         return tiles
     bound = dict(zip([each.var for each in realized.block.iter_vars], realized.iter_values, strict=True))
     reads = [(read.source, [_replaced(each.min, bound) for each in read.region]) for read in realized.block.reads]
-    panels = wish == NEXT_PANEL
+    tile = [loop for place, loop in enumerate(loops) if place not in serial]
+    rows = [tiles.loop_var, *(loop.loop_var for loop in tile[:-2] if int(loop.extent) > 1)]  # not vectors and lanes
     weights = [
         (source, places)
         for source, places in reads
-        if _one_of(source, parameters) and _uses(places, around.loop_var if panels else tiles.loop_var) is panels
+        if _one_of(source, parameters) and not any(_uses(places, variable) for variable in rows)
     ]
     if len(weights) != 1:
         return tiles
     source, places = weights[0]
     steps, count, width = loops[serial[-1]], int(tiles.extent), _shape(source)[-1]
     start = {loop.loop_var: _integer(0) for place, loop in enumerate(loops) if place >= serial[-1] or place not in serial}
-    if panels:
+    if wish == NEXT_PANEL:
         start[around.loop_var] = around.loop_var + _integer(1)
     *outer, column = (_replaced(each, start) for each in places)
-    ahead = 0 if panels else int(steps.extent) * width
+    ahead = int(steps.extent) * width if wish == NEXT_BLOCK else 0
     lines = Fraction(width, _LINE_ELEMENTS * count)  # of each step
     done = (tiles.loop_var * steps.extent + steps.loop_var) * _integer(lines.numerator)
-    line = tirx.floordiv(done, _integer(lines.denominator)) * _integer(_LINE_ELEMENTS)
-    body = _with_body(
-        steps, tirx.SeqStmt([_fetch(source, [*outer, column + _integer(ahead) + line], _TO_SECOND_LEVEL), steps.body])
-    )
+    line = tirx.floordiv(done, _integer(lines.denominator)) * _integer(_LINE_ELEMENTS) + _integer(ahead)
+    fetches = [
+        _fetch(source, [*outer, column + line + _integer(_LINE_ELEMENTS * further)], _TO_SECOND_LEVEL)
+        for further in range(math.ceil(lines))
+    ]
+    body = _with_body(steps, tirx.SeqStmt([*fetches, steps.body]))
     for loop in reversed(loops[: serial[-1]]):
         body = _with_body(loop, body)
     changed = [*parts[:position], body, *parts[position + 1 :]]

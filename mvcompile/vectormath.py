@@ -137,8 +137,11 @@ def _exp_of_negative(lanes: _Lanes, x: Any) -> Any:
     return lanes.bind((less_one + lanes.floats(1.0)) * shifted * lanes.floats(2.0**-SHIFT))
 
 
-def _at_least(lanes: _Lanes, value: Any, limit: float) -> Any:
-    return lanes.bind(tirx.Select(value < lanes.floats(limit), lanes.floats(limit), value))
+def _exp_or_zero(lanes: _Lanes, x: Any, exponential: Callable[[_Lanes, Any], Any]) -> Any:
+    """`exponential` of x, 0 below EXP_LEAST. A product that rounds to 0 would do as well, but costs an x86 processor 150 cycles,
+    and attention asks for it of every token that is masked."""
+    low, zero = x < lanes.floats(EXP_LEAST), lanes.floats(0.0)
+    return lanes.bind(tirx.Select(low, zero, exponential(lanes, lanes.bind(tirx.Select(low, zero, x)))))
 
 
 def _magnitude(lanes: _Lanes, x: Any) -> tuple[Any, Any]:
@@ -154,7 +157,7 @@ def _signed(lanes: _Lanes, value: Any, sign: Any) -> Any:
 def expand_exp(call: Any) -> Any:
     """e^x."""
     lanes = _Lanes(call)
-    return lanes.close(_exp_of(lanes, _at_least(lanes, lanes.at_most(lanes.argument, EXP_MOST), EXP_LEAST)))
+    return lanes.close(_exp_or_zero(lanes, lanes.at_most(lanes.argument, EXP_MOST), _exp_of))
 
 
 def expand_sigmoid(call: Any) -> Any:
@@ -162,7 +165,7 @@ def expand_sigmoid(call: Any) -> Any:
     lanes = _Lanes(call)
     x = lanes.argument
     _, magnitude = _magnitude(lanes, x)
-    falling = _exp_of_negative(lanes, _at_least(lanes, lanes.bind(lanes.floats(0.0) - magnitude), EXP_LEAST))
+    falling = _exp_or_zero(lanes, lanes.bind(lanes.floats(0.0) - magnitude), _exp_of_negative)
     above = tirx.Select(x < lanes.floats(0.0), falling, lanes.floats(1.0))
     return lanes.close(above / (falling + lanes.floats(1.0)))
 

@@ -15,14 +15,17 @@ Orders
 - blocked: like `weights`, for panels larger than L1: one block of the reduction after the other, the partial sums of all rows
   waiting in memory; the next block can be fetched meanwhile. In the other orders the whole reduction runs inside the tile, whose
   accumulators stay in registers.
+- blocked in groups: for inputs that leave the second-level cache while a panel passes them. One block of the reduction after the
+  other again, but for all panels of a group, so that the block of the input (of the gathered windows, made block by block)
+  stays in the cache, as do the sums of the group. The weights are read once, the input once a group.
 
-Widths that MR does not divide get a main part and a remainder tile: the loop over tiles is partitioned when it is lowered.
+Widths that MR does not divide get a main part and a remainder tile: LLVM takes the loops apart (`target.UNSWITCHED_COST`).
 
 Columns that NR does not divide (in each group) are computed with the last panel's zeros, and a tile's sums are stored to a strip
 of whole vectors, from which the result is made: either the strip of one panel (order `weights` without groups), or of all panels
 of a group, which then pass each tile of rows one after the other, group by group (`weights`) or tile by tile (`rows`).
-Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile and its blocking; TTile (Tollenaere et al., TACO 2022)
-for structured space plus sampling.
+Source of the structure: BLIS (van Zee and van de Geijn 2015) for the tile, Goto and van de Geijn (2008) for the blocking; TTile
+(Tollenaere et al., TACO 2022) for structured space plus sampling.
 """
 
 from __future__ import annotations
@@ -43,6 +46,12 @@ from mvcompile.types import HostTarget
 TAGS = ("packed_conv2d", "packed_matmul")
 CROP = "packed_columns"
 """The block that leaves out what panels compute beyond the columns, if they do not fill them."""
+
+
+BLOCKS = (64, 128, 256, 512)
+"""Of a reduction: lengths that are tried if they divide the input channels."""
+GROUP_COUNTS = (4, 8)
+"""Groups of panels: fewer read the input less often, but several cores need some to share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +129,17 @@ def _blocked_programs(sch: Schedule, tag: str, shape: Shape, target: HostTarget)
     lanes = min(target.vector_bits // 32, shape.panel)
     vectors = shape.panel // lanes
     blocks = _reduction_blocks(shape, target.l1d_bytes)
+    tiles = row_tiles(shape.rows, row_budget(vectors, target.vector_registers), vectors)
     if blocks and not (shape.partial and shape.groups > 1):
-        tiles = row_tiles(shape.rows, row_budget(vectors, target.vector_registers), vectors)
         blocked = _blocked_strips if shape.partial else _blocked
         yield blocked(sch.copy(), tag, shape, lanes, tiles, blocks)
         if _worth_fetching(shape, "weights", target):
             yield blocked(sch.copy(), tag, shape, lanes, tiles, blocks, fetch=True)
+    counts = [count for count in GROUP_COUNTS if shape.columns % (count * shape.panel) == 0]
+    lengths = [size for size in BLOCKS if shape.channels % size == 0 and size < shape.reduction][-2:]
+    whole = not shape.partial and shape.groups == 1
+    if counts and lengths and whole and 4 * shape.rows * shape.reduction > target.l2_bytes // 2:
+        yield _blocked_groups(sch.copy(), tag, shape, lanes, tiles, lengths, counts)
 
 
 def _tag(sch: Schedule) -> str | None:
@@ -176,7 +190,7 @@ def _reduction_blocks(shape: Shape, l1_bytes: int) -> list[int]:
     if shape.reduction * row_bytes <= l1_bytes:
         return []
     most = l1_bytes // 2 // row_bytes
-    return [size for size in (64, 128, 256, 512) if size <= most and shape.channels % size == 0 and size < shape.reduction][-2:]
+    return [size for size in BLOCKS if size <= most and shape.channels % size == 0 and size < shape.reduction][-2:]
 
 
 def _worth_fetching(shape: Shape, order: str, target: HostTarget) -> bool:
@@ -281,6 +295,33 @@ def _blocked(
         _vectors_only(sch, sch.get_loops(block)[1:], lanes)
     if gathered is not None:
         _copy(sch, gathered, lanes)
+    return sch
+
+
+def _blocked_groups(
+    sch: Schedule, tag: str, shape: Shape, lanes: int, tiles: list[int], blocks: list[int], counts: list[int]
+) -> Schedule:
+    """Per group of panels: for every block of the reduction, all panels of the group, for each of them all tiles of rows."""
+    before, main, last = _consumer(sch, tag)
+    gathered = _gather(sch, main, before, shape.pointwise)
+    _flatten_rows(sch, main, last)
+    rows, cols = sch.get_loops(last)
+    group, inside = sch.split(cols, [sample(sch, counts), None])
+    sch.reorder(group, rows, inside)
+    sch.compute_at(main, group, preserve_unit_loops=True)
+    rows, cols, *reduction = sch.get_loops(main)[1:]
+    panel, inner_c = sch.split(cols, [None, shape.panel])
+    outer_r, inner_r = sch.split(rows, [None, sample(sch, tiles)])
+    outer_k, inner_k = sch.split(reduction[-1], [None, sample(sch, blocks)])
+    sch.reorder(*reduction[:-1], outer_k, panel, outer_r, inner_k, inner_r, inner_c)
+    if gathered is not None:
+        sch.compute_at(gathered, outer_k, preserve_unit_loops=True)
+    sch.parallel(group)
+    straight_line(sch, [inner_r, inner_c], lanes)
+    start = sch.decompose_reduction(main, [*reduction[:-1], outer_k][0])
+    sch.annotate(outer_r, NEXT_PANEL, 1)
+    for block in (start, last, *([] if gathered is None else [gathered])):
+        _vectors_only(sch, sch.get_loops(block)[1:], lanes)
     return sch
 
 

@@ -95,8 +95,9 @@ def _scheduled(
             sch.compute_at(block, strip, preserve_unit_loops=True)
         *outer, channels = sch.get_loops(block)
         sch.vectorize(sch.split(channels, [None, lanes.inputs])[1])
-        if strip is None:
-            sch.parallel(next(loop for loop in outer if int(sch.get(loop).extent) > 1))
+        wide = [loop for loop in outer if int(sch.get(loop).extent) > 1]
+        if strip is None and wide:
+            sch.parallel(wide[0])
     return sch
 
 

@@ -35,6 +35,8 @@ COARSE_ROUNDS = 3
 PRECISE_ROUNDS = 10
 MUCH_SLOWER = 1.5
 """A candidate this many times slower than the task's best is timed coarsely: it enters the front only by its traffic."""
+HOPELESS = 8.0
+"""One call says enough of a candidate this many times slower."""
 CACHE_LINE = 64
 _PR_SET_PDEATHSIG = 1
 
@@ -192,7 +194,9 @@ class Worker:
             self._restore()
             tolerance = f"{verification.atol:.3g} + {verification.rtol:g} |reference|"
             return Status.WRONG_RESULT, f"largest error {verification.max_abs_error:.3g}, tolerance {tolerance}"
-        seconds = self.time(trace, COARSE_ROUNDS)
+        seconds = self.time(trace, 1)
+        if best is None or seconds[0] < HOPELESS * best:
+            seconds += self.time(trace, COARSE_ROUNDS - 1)
         if best is None or min(seconds) < MUCH_SLOWER * best:
             seconds = self.time(trace, PRECISE_ROUNDS)
         return Status.OK, seconds, self._loaded().kernels[trace].traffic, verification

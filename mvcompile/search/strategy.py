@@ -153,7 +153,7 @@ class OneByOne(Generic[C]):
 
 
 class Allocation:
-    """Which task deserves the next batch: the one with the most predicted time still to be won.
+    """Which task deserves the next batch: the one with the most predicted time still to be won for its price.
 
     Predicted gain of a task = calls x (best latency - bound) x freshness. The bound is the larger of FLOPs at the best rate and
     bytes at the best bandwidth seen on any task of this run (a roofline, Williams et al. 2009, measured on the fly). Freshness
@@ -171,6 +171,7 @@ class Allocation:
         self._bytes_per_s = 1.0
         self._best: dict[str, float] = {}
         self._barren: dict[str, int] = {}
+        self._prices: dict[str, float] = {}
 
     def saw(self, task: str, latency_s: float, flops: float, moved_bytes: float) -> None:
         """A valid measurement of `task`."""
@@ -178,9 +179,10 @@ class Allocation:
         self._bytes_per_s = max(self._bytes_per_s, moved_bytes / latency_s)
         self._best[task] = min(latency_s, self._best.get(task, latency_s))
 
-    def batch_ended(self, task: str, best_before: float | None, growth: float) -> None:
+    def batch_ended(self, task: str, best_before: float | None, growth: float, price: float = 1.0) -> None:
         """A batch of `task` was measured; `best_before` is its best latency before that, `growth` the share of its front's
-        hypervolume that is new."""
+        hypervolume that is new, `price` what it took of that which limits the tuning."""
+        self._prices[task] = max(price, 1e-6)
         best = self._best.get(task)
         improved = best is not None and (best_before is None or best < best_before * self.IMPROVED)
         self._barren[task] = 0 if improved or growth > self.GROWN else self._barren.get(task, 0) + 1
@@ -198,3 +200,8 @@ class Allocation:
         barren = self._barren.get(task, 0)
         fresh = unswept if unswept is not None else 0.0 if barren >= self.PATIENCE else 1.0
         return calls * max(best - bound, 0.05 * best) * fresh * 0.5**barren
+
+    def price(self, task: str) -> float:
+        """What the next batch of `task` will probably take: as much as its last one, or as the others' last ones on average."""
+        known = self._prices.values()
+        return self._prices.get(task, sum(known) / len(known) if known else 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -154,13 +155,15 @@ class Tuner:
         return self._states[-index] if best > 0 else None
 
     def _gain(self, state: _State) -> float:
+        """Of the task's next batch, for each second that it will take; for each trial if only their number is limited."""
         if state.ended:
             return 0.0
         left = state.strategy.remaining if state.strategy is not None else None
         unswept = 1.0 if state.strategy is None else None if left is None else left / max(state.size or 1, 1)
         task = state.task
         least_flops = task.flops * min(task.shares.values(), default=1.0)
-        return self._allocation.gain_s(task.subject.key, task.calls, least_flops, task.moved_bytes, unswept)
+        gain = self._allocation.gain_s(task.subject.key, task.calls, least_flops, task.moved_bytes, unswept)
+        return gain / self._allocation.price(task.subject.key)
 
     def _measure_batch(self, state: _State) -> None:
         start = time.monotonic()
@@ -181,8 +184,10 @@ class Tuner:
         self._append(state, candidates, outcomes)
         state.strategy.tell([(candidate, each.objectives) for candidate, each in zip(candidates, outcomes, strict=True)])
         share = hypervolume_ratio(*([objectives_of(each) for each in found] for found in (front, front_of(state.records))))
-        self._allocation.batch_ended(state.task.subject.key, best, 1.0 - share)
-        self._clock.add(time.monotonic() - start)
+        seconds = time.monotonic() - start
+        price = seconds if math.isfinite(self._config.seconds) else 1.0
+        self._allocation.batch_ended(state.task.subject.key, best, 1.0 - share, price)
+        self._clock.add(seconds)
         self._show(state)
 
     def _begin(self, state: _State) -> None:

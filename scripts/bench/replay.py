@@ -188,9 +188,9 @@ class Replayer:
 class Sweeping(Allocation):
     """An allocation for which no front stagnates."""
 
-    def batch_ended(self, task: str, best_before: float | None, growth: float) -> None:
+    def batch_ended(self, task: str, best_before: float | None, growth: float, price: float = 1.0) -> None:
         """See `Allocation`."""
-        super().batch_ended(task, best_before, 1.0)
+        super().batch_ended(task, best_before, 1.0, price)
 
 
 def together(way: Way, pools: Sequence[Pool], seed: int, trials: int) -> tuple[float, float]:

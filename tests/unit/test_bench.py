@@ -189,3 +189,19 @@ def test_a_command_line_without_pairs_is_refused(wrong: list[str], message: str,
     solo: Any = importlib.import_module("solo")
     with pytest.raises(ValueError, match=message):
         solo.pairs([tmp_path / name for name in wrong])
+
+
+def test_convergence_is_read_from_the_logs_of_a_compilation(tmp_path: Path) -> None:
+    sums = [(0.0, 0.5), (0.0, 1.0), (2.0, 0.8), (4.0, 0.515), (6.0, 0.51), (8.0, 0.5), (9.0, 0.52)]
+    events = [{"event": "progress", "elapsed_s": at, "model_s": model, "trials": 16 * i} for i, (at, model) in enumerate(sums)]
+    lines = [json.dumps({"event": "stage", "name": "tune"}), "a warning", *map(json.dumps, events)]
+    (tmp_path / "tiny.log").write_text("\n".join(lines))
+    done = run("convergence.py", tmp_path / "tiny.log", "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads((tmp_path / "out.json").read_text())["models"]
+    assert found == {"name": "tiny", "first_s": 1.0, "best_s": 0.5, "reached_s": 4.0, "tuned_s": 9.0, "trials": 96}
+    (tmp_path / "empty.log").write_text(json.dumps(events[0]))
+    for name, said in {"empty.log": "holds no progress", "none.log": "cannot be read"}.items():
+        done = run("convergence.py", tmp_path / name)
+        assert done.returncode == 2
+        assert said in done.stderr

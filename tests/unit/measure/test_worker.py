@@ -191,7 +191,9 @@ def test_times_coarsely_what_is_much_slower_than_the_best(worker: Worker) -> Non
     worker.build(GOOD)
     assert len(worker.measure(GOOD, None)[1]) == PRECISE_ROUNDS
     assert len(worker.measure(GOOD, 1e3)[1]) == PRECISE_ROUNDS
-    assert len(worker.measure(GOOD, 1e-12)[1]) == COARSE_ROUNDS
+    alone = min(worker.time(GOOD, 5))
+    assert len(worker.measure(GOOD, alone / 3)[1]) in (1, COARSE_ROUNDS)  # a call that was disturbed looks hopeless
+    assert len(worker.measure(GOOD, 1e-12)[1]) == 1
     assert all(seconds > 0 for seconds in worker.time(GOOD, 5))
 
 

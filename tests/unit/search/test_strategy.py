@@ -212,6 +212,18 @@ def test_a_finite_space_that_stagnates_waits_for_the_others_and_is_not_given_up(
         assert gain(allocation, "task", flops=1.0, unswept=0.5) == first * 0.5**batch
 
 
+def test_a_batch_is_expected_to_cost_what_the_last_one_did() -> None:
+    allocation = Allocation()
+    assert allocation.price("dear") == 1.0
+    allocation.batch_ended("dear", best_before=1.0, growth=0.0, price=9.0)
+    allocation.batch_ended("dear", best_before=1.0, growth=0.0, price=5.0)
+    allocation.batch_ended("cheap", best_before=1.0, growth=0.0, price=1.0)
+    assert allocation.price("dear") == 5.0
+    assert allocation.price("never measured") == 3.0
+    allocation.batch_ended("free", best_before=1.0, growth=0.0, price=0.0)
+    assert allocation.price("free") > 0.0
+
+
 def test_a_front_that_grows_renews_the_hope() -> None:
     allocation = Allocation()
     allocation.saw("task", 1.0, 1.0, 1.0)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +126,24 @@ def test_ends_when_the_time_is_up(store: MemoryStore) -> None:
     assert clock.spent_s == 40
     a_tuner([a_task("a", size=1000)], store, measurer, clock=clock, budget_s=60).run()
     assert len(measurer.measured) == 1 + 6  # what earlier runs spent counts
+
+
+@pytest.mark.parametrize(("limit", "waits"), [({"budget_s": 120.0}, True), ({"trials": 48}, False)])
+def test_what_takes_long_to_measure_waits_if_time_is_short(
+    limit: dict[str, Any], waits: bool, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def slow(subject: Subject, candidate: Candidate) -> Outcome:
+        now[0] += 10.0 if candidate.trace.startswith("dear") else 1.0
+        return valid(0.5)
+
+    measurer = FakeMeasurer(slow)
+    a_tuner([a_task("dear", size=100), a_task("cheap", size=100)], store, measurer, clock=SteadyClock(10), **limit).run()
+    counts = Counter(name for name, _ in measurer.measured)
+    assert counts["cheap"] + counts["dear"] == 2 + 12
+    assert (counts["cheap"] - counts["dear"] >= 3) is waits  # with each batch that brings nothing, half of the hope is lost
 
 
 def test_the_first_of_two_limits_ends_it(store: MemoryStore) -> None:
